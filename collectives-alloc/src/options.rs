@@ -1,0 +1,83 @@
+//! The rules of a pool that hold for every policy.
+
+use std::time::Duration;
+
+use collectives_core::bootstrap::DEFAULT_DEADLINE;
+
+/// Cap, limit, seal, domains, order and deadline of a [`Pool`](crate::pool::Pool).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Options {
+    /// The largest request that is staged at all, in bytes; `None` means any.
+    pub cap: Option<usize>,
+    /// Mapped bytes the communicator may keep; `None` means any.
+    pub limit: Option<usize>,
+    /// When later growth becomes an error or a fallback.
+    pub seal: Seal,
+    /// What a miss is when sealed or capturing, and when memory is out.
+    pub on_miss: OnMiss,
+    /// Which uses share slots.
+    pub domain: DomainMode,
+    /// Who orders uses of one slot on different streams.
+    pub ordering: Ordering,
+    /// How long ranks wait for each other on a miss.
+    pub agree_deadline: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            cap: None,
+            limit: None,
+            seal: Seal::Explicit,
+            on_miss: OnMiss::Error,
+            domain: DomainMode::Shared,
+            ordering: Ordering::Events,
+            agree_deadline: DEFAULT_DEADLINE,
+        }
+    }
+}
+
+/// When a pool seals itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Seal {
+    /// `seal` has no effect.
+    Never,
+    /// When `seal` is called.
+    Explicit,
+    /// After the first `reserve` that succeeds, and when `seal` is called.
+    AfterReserve,
+}
+
+/// What becomes of a request that cannot be served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnMiss {
+    /// An error that names what to reserve.
+    Error,
+    /// The ordinary path, counted.
+    Fallback,
+}
+
+/// Which uses share slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DomainMode {
+    /// All streams and captures.
+    Shared,
+    /// Uses on one stream.
+    Stream,
+    /// Eager uses together, and the uses of each capture together.
+    Graph,
+}
+
+/// Who orders uses of one slot on different streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Ordering {
+    /// The pool, by events.
+    Events,
+    /// The caller, who keeps the communicator on one stream or orders streams itself.
+    Caller,
+}

@@ -1,0 +1,34 @@
+//! Collectives on symmetric memory, whatever carries them out.
+//!
+//! This crate is the contract. It knows no GPU library, and everything in it works without one.
+//!
+//! # Map
+//!
+//! * Users call [`Collectives`](collectives::Collectives): typed, checked, safe.
+//! * A backend implements [`Communicator`](communicator::Communicator),
+//!   [`Device`](device::Device) and, where it has windows,
+//!   [`SymmetricMemory`](symmetric::SymmetricMemory).
+//! * A scratch policy implements [`ScratchAllocator`](scratch::ScratchAllocator), or only a decision
+//!   function (see the crate `collectives-alloc`).
+//! * Ranks find each other through a [`Bootstrap`](bootstrap::Bootstrap).
+//! * Everything fails with one [`Error`](error::Error).
+
+pub mod addr;
+pub mod agreement;
+pub mod bootstrap;
+pub mod collective;
+pub mod communicator;
+pub mod device;
+pub mod dtype;
+pub mod error;
+pub mod graph;
+pub mod in_process;
+pub mod memory;
+mod order;
+pub mod path;
+pub mod rank;
+pub mod reduce;
+pub mod scratch;
+pub mod stats;
+pub mod stream;
+pub mod symmetric;

@@ -1,0 +1,183 @@
+//! Counted memory: who owns bytes, and when they may go.
+//!
+//! [`Memory`] counts *owners*: a slot of a pool, a user's buffer, a captured graph. When the last
+//! owner is gone the memory may be retired, but never before. [`KeepAlive`] keeps the bytes mapped
+//! without being an owner: a registered window holds one, so that the bytes outlive their window.
+//! Dropping either only counts down; the last count runs the backend's free hook, which queues.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::addr::Addr;
+use crate::rank::DeviceId;
+use crate::stream::StreamRef;
+
+type FreeHook = Box<dyn FnOnce() + Send>;
+
+/// A counted range of a device's memory.
+///
+/// A clone is one more owner. Two values are the same memory when their [`Memory::id`] is equal.
+#[derive(Clone)]
+pub struct Memory(Arc<Owned>);
+
+struct Owned {
+    last_user: Mutex<Option<StreamRef>>,
+    block: Arc<Block>,
+}
+
+struct Block {
+    id: u64,
+    device: DeviceId,
+    addr: Addr,
+    bytes: usize,
+    free: Mutex<Option<FreeHook>>,
+}
+
+/// Keeps the bytes of a [`Memory`] mapped without owning them.
+#[derive(Clone)]
+pub struct KeepAlive(
+    #[expect(dead_code, reason = "held for its drop, which counts down")] Arc<Block>,
+);
+
+impl Memory {
+    /// Counted memory at `addr`, `bytes` long, which `free` gives back.
+    ///
+    /// `free` runs once, when the last [`Memory`] and the last [`KeepAlive`] are gone, on whatever
+    /// thread that happens. It must not block, call the device's library or panic: it queues.
+    ///
+    /// # Safety
+    ///
+    /// The range must stay readable and writable by `device` until `free` runs, and nobody else
+    /// may hand it out or free it until then. A token that stands for something else than bytes
+    /// has a null address and no bytes.
+    pub unsafe fn new(
+        device: DeviceId,
+        addr: Addr,
+        bytes: usize,
+        free: impl FnOnce() + Send + 'static,
+    ) -> Self {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(Arc::new(Owned {
+            last_user: Mutex::new(None),
+            block: Arc::new(Block {
+                id: NEXT.fetch_add(1, Ordering::Relaxed),
+                device,
+                addr,
+                bytes,
+                free: Mutex::new(Some(Box::new(free))),
+            }),
+        }))
+    }
+
+    /// A token without bytes, whose `last` hook runs when the last owner is gone.
+    #[must_use]
+    pub fn token(device: DeviceId, last: impl FnOnce() + Send + 'static) -> Self {
+        // SAFETY: The range is empty.
+        unsafe { Self::new(device, Addr::NULL, 0, last) }
+    }
+
+    /// A number no other memory of this process has.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.0.block.id
+    }
+
+    /// The device the bytes belong to.
+    #[must_use]
+    pub fn device(&self) -> DeviceId {
+        self.0.block.device
+    }
+
+    /// The first byte.
+    #[must_use]
+    pub fn addr(&self) -> Addr {
+        self.0.block.addr
+    }
+
+    /// The length in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.0.block.bytes
+    }
+
+    /// Keeps the bytes mapped without being an owner.
+    #[must_use]
+    pub fn keep_alive(&self) -> KeepAlive {
+        KeepAlive(Arc::clone(&self.0.block))
+    }
+
+    /// Whether this is the only owner, so that no graph and no buffer can still use the bytes.
+    ///
+    /// It synchronises with the drop of the other owners, which a reference count read plainly
+    /// would not.
+    #[must_use]
+    pub fn is_sole_owner(&mut self) -> bool {
+        Arc::get_mut(&mut self.0).is_some()
+    }
+
+    pub(crate) fn lock_last_user(&self) -> MutexGuard<'_, Option<StreamRef>> {
+        self.0
+            .last_user
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Memory(#{} {:?}+{:#x} on device {})",
+            self.id(),
+            self.addr(),
+            self.bytes(),
+            self.device()
+        )
+    }
+}
+
+impl fmt::Debug for KeepAlive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeepAlive")
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let free = self
+            .free
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(free) = free {
+            free();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn bytes_outlive_their_owners_while_kept_alive() {
+        let freed = Arc::new(AtomicBool::new(false));
+        let hook = Arc::clone(&freed);
+        let mut memory = Memory::token(DeviceId::fresh(), move || {
+            hook.store(true, Ordering::Relaxed);
+        });
+        let keep = memory.keep_alive();
+        assert!(memory.is_sole_owner());
+        let graph = memory.clone();
+        assert!(!memory.is_sole_owner());
+        drop(graph);
+        assert!(memory.is_sole_owner());
+        drop(memory);
+        assert!(!freed.load(Ordering::Relaxed));
+        drop(keep);
+        assert!(freed.load(Ordering::Relaxed));
+    }
+}

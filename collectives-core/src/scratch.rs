@@ -1,0 +1,247 @@
+//! Scratch: where tensors that live in ordinary memory are staged through.
+//!
+//! Three sizes, never confused: a *request* is what one call needs; a *capacity* is what the policy
+//! asked for; *mapped* bytes are whole granules, what the device lost.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::addr::Operand;
+use crate::communicator::{CommInfo, Communicator, Deferred};
+use crate::error::{Error, Result};
+use crate::path::Reason;
+use crate::rank::{CaptureId, StreamId};
+use crate::stats::Stats;
+use crate::stream::StreamRef;
+
+/// The alignment, in bytes, of every slot and of every piece of a lease.
+pub const SCRATCH_ALIGNMENT: usize = 4096;
+
+/// A slot of a scratch allocator: its generation, equal on all ranks and never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotId(pub u64);
+
+impl fmt::Display for SlotId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "slot {}", self.0)
+    }
+}
+
+/// How much scratch one call needs, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Request {
+    /// Bytes, more than zero.
+    pub bytes: usize,
+}
+
+impl Request {
+    /// A request for `bytes` bytes.
+    #[must_use]
+    pub const fn new(bytes: usize) -> Self {
+        Self { bytes }
+    }
+}
+
+/// Where a lease will be used: the stream, and the capture it belongs to.
+#[derive(Clone, Copy, Debug)]
+pub struct Site<'a> {
+    /// The stream that all work on the lease is enqueued on.
+    pub stream: &'a StreamRef,
+    /// What [`Device::capture_state`](crate::device::Device::capture_state) said of it.
+    pub capture: Option<CaptureId>,
+}
+
+/// Which uses share slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Domain {
+    /// All streams and captures of the communicator.
+    #[default]
+    Shared,
+    /// One stream.
+    Stream(StreamId),
+    /// One capture.
+    Graph(CaptureId),
+}
+
+impl fmt::Display for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shared => f.write_str("shared"),
+            Self::Stream(id) => write!(f, "stream {id}"),
+            Self::Graph(id) => write!(f, "graph {id}"),
+        }
+    }
+}
+
+/// What an allocator hands out, and how it gets it back.
+///
+/// One implementation per allocator; [`Lease`] calls exactly one of the two methods, once.
+pub trait LeaseHold: fmt::Debug + Send + Sync {
+    /// All work on the lease has been enqueued on its stream: orders later users after it.
+    ///
+    /// # Errors
+    ///
+    /// When the order could not be enqueued; the slot is given back nevertheless.
+    fn complete(&self) -> Result<()>;
+
+    /// The lease is dropped without that, after an error or a panic; must not panic.
+    fn abandon(&self);
+}
+
+/// The right to use a range of one slot, on one stream, until it is given back.
+///
+/// It is move-only and has no lifetime, so that it can be kept where a borrow could not; if it is
+/// forgotten its slot stays busy for ever, and is never handed out again. The range lies inside
+/// one window, at an offset equal on all ranks; live leases never overlap.
+#[derive(Debug)]
+#[must_use]
+pub struct Lease {
+    operand: Operand,
+    slot: SlotId,
+    hold: Option<Arc<dyn LeaseHold>>,
+}
+
+impl Lease {
+    /// A lease of `operand`, which `hold` takes back.
+    pub fn new(operand: Operand, slot: SlotId, hold: Arc<dyn LeaseHold>) -> Self {
+        Self {
+            operand,
+            slot,
+            hold: Some(hold),
+        }
+    }
+
+    /// Exactly the bytes requested, in a window.
+    #[must_use]
+    pub fn operand(&self) -> Operand {
+        self.operand
+    }
+
+    /// The slot.
+    #[must_use]
+    pub fn slot(&self) -> SlotId {
+        self.slot
+    }
+
+    /// Gives the lease back after all work on it has been enqueued on its stream.
+    ///
+    /// # Errors
+    ///
+    /// When the order with later users could not be enqueued.
+    pub fn complete(mut self) -> Result<()> {
+        match self.hold.take() {
+            Some(hold) => hold.complete(),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(hold) = self.hold.take() {
+            hold.abandon();
+        }
+    }
+}
+
+/// What a workload would cost, without spending it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Slots there would be, by the bytes their policy asks for.
+    pub capacities: Vec<usize>,
+    /// The sum of capacities.
+    pub capacity_bytes: usize,
+    /// The sum of whole granules.
+    pub mapped_bytes: usize,
+    /// Registrations still to be made.
+    pub registrations: usize,
+    /// Requests that would not be staged.
+    pub refused: usize,
+}
+
+/// What a trim gave back, and what it could not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Trimmed {
+    /// Slots retired.
+    pub slots: usize,
+    /// Mapped bytes freed.
+    pub mapped_bytes: usize,
+    /// Mapped bytes that leases or graphs still hold, on some rank.
+    pub held_bytes: usize,
+}
+
+/// Hands out scratch in symmetric memory, for one communicator.
+///
+/// An allocator stores no communicator; every call gets it. All ranks make the same calls with the
+/// same requests in the same order. A hit is local. `reserve`, `trim`, `close` and a miss outside
+/// capture before the seal are collective, and every rank misses at the same call because a
+/// decision depends only on what all ranks see.
+///
+/// # Implementer notes
+///
+/// "Is this slot leased" is equal on all ranks only while leases end in program order.
+pub trait ScratchAllocator: fmt::Debug + Send {
+    /// The policy's name.
+    fn name(&self) -> &str;
+
+    /// Scratch of at least this many bytes, for use on `site.stream`.
+    ///
+    /// While `site.stream` captures, the graph owns the slot before this returns, and nothing is
+    /// registered. Work enqueued on the stream after this is ordered after the slot's last use.
+    ///
+    /// # Errors
+    ///
+    /// [`Misuse::ZeroBytes`](crate::error::Misuse::ZeroBytes);
+    /// [`NeedsReserve`](crate::error::ErrorKind::NeedsReserve) for a miss while capturing or
+    /// sealed, [`Refused`](crate::error::ErrorKind::Refused) by cap, limit or policy,
+    /// [`OutOfMemory`](crate::error::ErrorKind::OutOfMemory), and those of
+    /// [`Communicator::agree`]. The same on all ranks; the next request works.
+    fn acquire(
+        &mut self,
+        comm: &mut dyn Communicator,
+        request: Request,
+        site: Site<'_>,
+    ) -> Result<Lease>;
+
+    /// Why the call should take the ordinary path after `acquire` failed with this error, or `None`
+    /// if the error is final; a pure function of the error and the configuration.
+    fn fallback_reason(&self, error: &Error) -> Option<Reason>;
+
+    /// What these requests, one after another, would cost on top of what is kept.
+    ///
+    /// # Errors
+    ///
+    /// [`Misuse::ZeroBytes`](crate::error::Misuse::ZeroBytes).
+    fn plan(&self, info: &CommInfo, requests: &[Request]) -> Result<Plan>;
+
+    /// Makes each of these requests a hit from now on; collective.
+    ///
+    /// # Errors
+    ///
+    /// As [`ScratchAllocator::acquire`], and [`Misuse::Sealed`](crate::error::Misuse::Sealed).
+    fn reserve(&mut self, comm: &mut dyn Communicator, requests: &[Request]) -> Result<Plan>;
+
+    /// Makes every later miss an error or a counted fallback.
+    fn seal(&mut self);
+
+    /// Retires every slot that no lease and no graph holds on any rank; collective.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::agree`].
+    fn trim(&mut self, comm: &mut dyn Communicator) -> Result<Trimmed>;
+
+    /// Retires what can be retired and hands the rest to the graphs that own it; collective.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::agree`]; the allocator is closed nevertheless.
+    fn close(&mut self, comm: &mut dyn Communicator) -> Result<Deferred>;
+
+    /// Everything counted so far.
+    fn stats(&self) -> Stats;
+}
+
+const _: Option<&dyn ScratchAllocator> = None;
