@@ -42,7 +42,10 @@ pub unsafe trait Device: Debug + Send + Sync + 'static {
     /// When the device cannot make one.
     fn create_stream(&self) -> Result<Stream>;
 
-    /// Ordinary memory of at least `bytes` bytes, aligned to 256 bytes.
+    /// Ordinary memory of at least `bytes` bytes, aligned to 256 bytes, with unspecified contents.
+    ///
+    /// It is reused only after the work of its last user has finished, as
+    /// [`Memory::new`] says.
     ///
     /// # Errors
     ///

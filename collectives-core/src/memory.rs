@@ -12,7 +12,7 @@ use crate::addr::Addr;
 use crate::rank::DeviceId;
 use crate::stream::StreamRef;
 
-type FreeHook = Box<dyn FnOnce() + Send>;
+type FreeHook = Box<dyn FnOnce(Option<StreamRef>) + Send>;
 
 /// A counted range of a device's memory.
 ///
@@ -31,6 +31,8 @@ struct Block {
     addr: Addr,
     bytes: usize,
     free: Mutex<Option<FreeHook>>,
+    /// The last user of the last owner.
+    freed_after: Mutex<Option<StreamRef>>,
 }
 
 /// Keeps the bytes of a [`Memory`] mapped without owning them.
@@ -43,7 +45,9 @@ impl Memory {
     /// Counted memory at `addr`, `bytes` long, which `free` gives back.
     ///
     /// `free` runs once, when the last [`Memory`] and the last [`KeepAlive`] are gone, on whatever
-    /// thread that happens. It must not block, call the device's library or panic: it queues.
+    /// thread that happens. It must not block, call the device's library or panic: it queues. It
+    /// is given the stream of the last use that was ordered through this crate; work that was
+    /// enqueued there before may still be in flight, so the range may be reused only after it.
     ///
     /// # Safety
     ///
@@ -54,7 +58,7 @@ impl Memory {
         device: DeviceId,
         addr: Addr,
         bytes: usize,
-        free: impl FnOnce() + Send + 'static,
+        free: impl FnOnce(Option<StreamRef>) + Send + 'static,
     ) -> Self {
         use std::sync::atomic::{AtomicU64, Ordering};
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -66,6 +70,7 @@ impl Memory {
                 addr,
                 bytes,
                 free: Mutex::new(Some(Box::new(free))),
+                freed_after: Mutex::new(None),
             }),
         }))
     }
@@ -74,7 +79,7 @@ impl Memory {
     #[must_use]
     pub fn token(device: DeviceId, last: impl FnOnce() + Send + 'static) -> Self {
         // SAFETY: The range is empty.
-        unsafe { Self::new(device, Addr::NULL, 0, last) }
+        unsafe { Self::new(device, Addr::NULL, 0, |_| last()) }
     }
 
     /// A number no other memory of this process has.
@@ -143,15 +148,23 @@ impl fmt::Debug for KeepAlive {
     }
 }
 
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let last = self.last_user.get_mut();
+        let last = last.unwrap_or_else(PoisonError::into_inner).take();
+        let slot = self.block.freed_after.lock();
+        *slot.unwrap_or_else(PoisonError::into_inner) = last;
+    }
+}
+
 impl Drop for Block {
     fn drop(&mut self) {
-        let free = self
-            .free
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let free = self.free.get_mut();
+        let free = free.unwrap_or_else(PoisonError::into_inner).take();
+        let after = self.freed_after.get_mut();
+        let after = after.unwrap_or_else(PoisonError::into_inner).take();
         if let Some(free) = free {
-            free();
+            free(after);
         }
     }
 }

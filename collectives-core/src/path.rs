@@ -99,7 +99,6 @@ pub enum Kernel {
 
 /// What one call did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
 pub struct OpReport {
     /// The path arranged.
     pub path: Path,

@@ -54,10 +54,10 @@ pub trait SymmetricMemory: Debug {
     ///
     /// [`Misuse`](crate::error::Misuse) for an unknown window, rank or offset, and
     /// [`Unsupported`](crate::error::ErrorKind::Unsupported) where the peer cannot be reached.
-    fn peer_address(&self, window: WindowId, rank: Rank, offset: usize) -> Result<Addr>;
+    fn peer_address(&mut self, window: WindowId, rank: Rank, offset: usize) -> Result<Addr>;
 
     /// Windows registered now.
-    fn window_count(&self) -> usize;
+    fn window_count(&mut self) -> usize;
 }
 
 const _: Option<&dyn SymmetricMemory> = None;

@@ -1,0 +1,303 @@
+//! What users call: typed, checked, safe collectives with scratch.
+//!
+//! Every operation takes a stream, returns once its work is enqueued, and reports the path it
+//! took. Tensors in ordinary memory are staged through a scratch slot where the backend's symmetric
+//! kernel needs that; the operation then runs on exactly the requested bytes of the slot.
+//!
+//! All ranks make the same calls in the same order. Tensors of one call have equal windows and
+//! offsets on all ranks: buffers from [`Collectives::symmetric_buffer`] do, at equal ranges.
+
+mod group;
+mod host;
+mod ops;
+mod route;
+mod run;
+mod scope;
+mod staged;
+mod symmetric;
+
+pub use group::Group;
+pub use scope::HostScope;
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::addr::WindowId;
+use crate::collective::{Collective, Counts, Op};
+use crate::communicator::{AbortHandle, CommInfo, Communicator, Deferred};
+use crate::device::Device;
+use crate::error::Result;
+use crate::memory::Memory;
+use crate::no_scratch::NoScratch;
+use crate::path::{Fallback, Staging};
+use crate::rank::Rank;
+use crate::scratch::{Plan, Request, ScratchAllocator, Trimmed};
+use crate::stats::Stats;
+use crate::stream::Stream;
+use crate::tensor::Tensor;
+
+/// A communicator with its scratch: the handle users call.
+///
+/// `C` may be a backend's communicator, a decorated one or `Box<dyn Communicator>`; `A` a pool, a
+/// decorated one, `Box<dyn ScratchAllocator>` or [`NoScratch`].
+pub struct Collectives<C, A = NoScratch> {
+    comm: C,
+    scratch: A,
+    device: Arc<dyn Device>,
+    rank: Rank,
+    world_size: usize,
+    staging: Staging,
+    fallback: Fallback,
+    look_up_addresses: bool,
+    /// Windows behind users' symmetric buffers, in the order of registration.
+    buffers: Vec<(Memory, WindowId)>,
+    /// The stream of blocking calls on host slices, made when first needed.
+    host_stream: Option<Stream>,
+}
+
+impl<C: Communicator> Collectives<C> {
+    /// The handle without scratch, which never stages.
+    pub fn without_scratch(comm: C) -> Self {
+        Self::new(comm, NoScratch)
+    }
+}
+
+impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
+    /// The handle over a communicator and its scratch allocator.
+    pub fn new(comm: C, scratch: A) -> Self {
+        let CommInfo {
+            rank, world_size, ..
+        } = *comm.info();
+        Self {
+            device: Arc::clone(comm.device()),
+            comm,
+            scratch,
+            rank,
+            world_size,
+            staging: Staging::default(),
+            fallback: Fallback::default(),
+            look_up_addresses: false,
+            buffers: Vec::new(),
+            host_stream: None,
+        }
+    }
+
+    /// When to stage; may change between calls, alike on all ranks.
+    pub fn set_staging(&mut self, staging: Staging) {
+        self.staging = staging;
+    }
+
+    /// Whether a call that cannot take a symmetric path fails; may change between calls, alike on
+    /// all ranks.
+    pub fn set_fallback(&mut self, fallback: Fallback) {
+        self.fallback = fallback;
+    }
+
+    /// Looks raw addresses up in the windows, so that a [`RawTensor`](crate::tensor::RawTensor)
+    /// without a window slice is found to lie in one.
+    ///
+    /// # Safety
+    ///
+    /// All ranks must pass addresses at equal offsets of equal windows to one call, or addresses
+    /// outside every window: the window is an argument of the collective, and one that ranks
+    /// disagree on corrupts data silently on backends that do not compare calls.
+    pub unsafe fn look_up_addresses(&mut self, on: bool) {
+        self.look_up_addresses = on;
+    }
+
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// Ranks in the communicator.
+    #[must_use]
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// The device that buffers and streams for this handle are made on.
+    #[must_use]
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// The communicator.
+    #[must_use]
+    pub fn communicator(&self) -> &C {
+        &self.comm
+    }
+
+    /// The communicator, for calls of its own.
+    pub fn communicator_mut(&mut self) -> &mut C {
+        &mut self.comm
+    }
+
+    /// The scratch allocator.
+    #[must_use]
+    pub fn scratch(&self) -> &A {
+        &self.scratch
+    }
+
+    /// What the scratch allocator counted.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.scratch.stats()
+    }
+
+    /// The first failure the communicator knows of, this rank's or a peer's.
+    ///
+    /// # Errors
+    ///
+    /// That failure.
+    pub fn health(&self) -> Result<()> {
+        self.comm.abort_handle().health()
+    }
+
+    /// A handle that aborts while a call is blocked.
+    #[must_use]
+    pub fn abort_handle(&self) -> AbortHandle {
+        self.comm.abort_handle()
+    }
+
+    /// The scratch one call would take at most, as a request to plan or reserve; `None` if it
+    /// would not be staged whatever its operands.
+    ///
+    /// `count` counts as the operation does: elements for an all-reduce, elements per rank for a
+    /// reduce-scatter or an all-gather.
+    ///
+    /// # Errors
+    ///
+    /// [`Misuse::SizeOverflow`](crate::error::Misuse::SizeOverflow).
+    pub fn request_for(
+        &self,
+        op: Op<'_>,
+        dtype: crate::dtype::DType,
+        count: usize,
+    ) -> Result<Option<Request>> {
+        let call = Collective {
+            op,
+            dtype,
+            send: crate::addr::Operand::EMPTY,
+            recv: crate::addr::Operand::EMPTY,
+            counts: Counts::Even(count),
+        };
+        let (send, recv) = call.elements(self.rank, self.world_size)?;
+        let (send, recv) = (dtype.bytes(send)?, dtype.bytes(recv)?);
+        let rules = &self.comm.capabilities().paths;
+        let Ok(rule) = rules.rule(&call, self.rank, self.world_size) else {
+            return Ok(None);
+        };
+        let needs = staged::scratch_bytes(&call, rule.needs, send, recv)?;
+        Ok((needs > 0).then_some(Request::new(needs)))
+    }
+
+    /// What these requests would cost on top of what is kept; local and free.
+    ///
+    /// # Errors
+    ///
+    /// As [`ScratchAllocator::plan`].
+    pub fn plan(&self, requests: &[Request]) -> Result<Plan> {
+        self.scratch.plan(self.comm.info(), requests)
+    }
+
+    /// Makes each of these requests a hit from now on; collective.
+    ///
+    /// # Errors
+    ///
+    /// As [`ScratchAllocator::reserve`].
+    pub fn reserve(&mut self, requests: &[Request]) -> Result<Plan> {
+        self.scratch.reserve(&mut self.comm, requests)
+    }
+
+    /// Makes every later miss an error or a counted fallback, as configured.
+    pub fn seal(&mut self) {
+        self.scratch.seal();
+    }
+
+    /// Gives back scratch and symmetric buffers that nobody uses on any rank; collective.
+    ///
+    /// # Errors
+    ///
+    /// As [`ScratchAllocator::trim`].
+    pub fn trim(&mut self) -> Result<Trimmed> {
+        let scratch = self.scratch.trim(&mut self.comm)?;
+        let buffers = self.retire_buffers()?;
+        Ok(Trimmed {
+            slots: scratch.slots,
+            mapped_bytes: scratch.mapped_bytes + buffers.mapped_bytes,
+            held_bytes: scratch.held_bytes + buffers.held_bytes,
+        })
+    }
+
+    /// Splits the communicator; the child has the scratch that `scratch` makes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::split`].
+    pub fn split<B: ScratchAllocator>(
+        &mut self,
+        color: Option<u32>,
+        key: u32,
+        scratch: impl FnOnce() -> Result<B>,
+    ) -> Result<Option<Collectives<Box<dyn Communicator>, B>>> {
+        let child = self.comm.split(color, key)?;
+        child
+            .map(|comm| Ok(Collectives::new(comm, scratch()?)))
+            .transpose()
+    }
+
+    /// Ends scratch and communicator; every rank calls it. Never waits for graphs.
+    ///
+    /// What graphs still own is returned, and destroyed after the last of them.
+    ///
+    /// # Errors
+    ///
+    /// The first failure; everything is closed nevertheless.
+    pub fn close(mut self) -> Result<Deferred> {
+        if let Some(stream) = &self.host_stream {
+            self.device.synchronize(stream)?;
+        }
+        let scratch = self.scratch.close(&mut self.comm);
+        let buffers = self.retire_buffers();
+        let comm = self.comm.shutdown();
+        let (scratch, _, comm) = (scratch?, buffers?, comm?);
+        Ok(Deferred {
+            windows: scratch.windows.max(comm.windows),
+            mapped_bytes: scratch.mapped_bytes.max(comm.mapped_bytes),
+            communicator: comm.communicator,
+        })
+    }
+}
+
+impl<C: fmt::Debug, A: fmt::Debug> fmt::Debug for Collectives<C, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Collectives")
+            .field("rank", &self.rank)
+            .field("world_size", &self.world_size)
+            .field("comm", &self.comm)
+            .field("scratch", &self.scratch)
+            .field("staging", &self.staging)
+            .field("fallback", &self.fallback)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The descriptor of a typed call.
+fn describe<'c>(
+    op: Op<'c>,
+    send: Option<&(impl Tensor + ?Sized)>,
+    recv: Option<&(impl Tensor + ?Sized)>,
+    dtype: crate::dtype::DType,
+    counts: Counts<'c>,
+) -> Collective<'c> {
+    let operand = crate::addr::Operand::EMPTY;
+    Collective {
+        op,
+        dtype,
+        send: send.map_or(operand, Tensor::operand),
+        recv: recv.map_or(operand, Tensor::operand),
+        counts,
+    }
+}

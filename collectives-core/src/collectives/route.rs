@@ -1,0 +1,236 @@
+//! Chooses the path of one call: a pure function of what all ranks see.
+
+use crate::collective::Collective;
+use crate::error::{Error, ErrorKind, Result};
+use crate::path::{Fallback, Kernel, Path, PathRule, Reason, Sides, Staging};
+use crate::rank::Rank;
+
+/// What the table says about a call, copied out so that the communicator can be used.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Route {
+    /// Enqueue the operands as they are.
+    AsIs {
+        path: Path,
+        reason: Reason,
+        kernel: Kernel,
+    },
+    /// Stage these sides, then run this kernel.
+    Stage { sides: Sides, kernel: Kernel },
+}
+
+impl Route {
+    pub(super) const fn ordinary(path: Path, reason: Reason) -> Self {
+        Self::AsIs {
+            path,
+            reason,
+            kernel: Kernel::Ordinary,
+        }
+    }
+}
+
+/// The settings of the handle that a route depends on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules<'a> {
+    pub(super) table: &'a crate::path::PathTable,
+    pub(super) symmetric: bool,
+    pub(super) staging: Staging,
+    pub(super) rank: Rank,
+    pub(super) world_size: usize,
+    pub(super) captured: bool,
+}
+
+/// The path of a call with elements.
+pub(super) fn choose(call: &Collective<'_>, rules: &Rules<'_>) -> Route {
+    if rules.world_size == 1 {
+        return Route::ordinary(Path::Direct, Reason::SingleRank);
+    }
+    let rule = match rules.table.rule(call, rules.rank, rules.world_size) {
+        Ok(_) if !rules.symmetric => {
+            return Route::ordinary(Path::Fallback, Reason::NoSymmetricMemory);
+        }
+        Ok(rule) => rule,
+        Err(Reason::NoKernelForOperation) => {
+            return Route::ordinary(Path::Direct, Reason::NoKernelForOperation);
+        }
+        Err(reason) => return Route::ordinary(Path::Fallback, reason),
+    };
+    let forced = rules.staging == Staging::Forced;
+    match missing_sides(call, rule, forced) {
+        None => Route::AsIs {
+            path: Path::ZeroCopy,
+            reason: Reason::Registered,
+            kernel: rule.report(),
+        },
+        Some(_) if rules.staging == Staging::Never => {
+            Route::ordinary(Path::Direct, Reason::StagingOff)
+        }
+        Some(_) if !forced && !pays(call, rule, rules) => {
+            Route::ordinary(Path::Direct, Reason::TooSmall)
+        }
+        Some(sides) => Route::Stage {
+            sides,
+            kernel: rule.report(),
+        },
+    }
+}
+
+fn pays(call: &Collective<'_>, rule: &PathRule, rules: &Rules<'_>) -> bool {
+    let bytes = crate::path::largest_operand_bytes(call, rules.rank, rules.world_size);
+    bytes >= rule.staging_pays_from(rules.captured)
+}
+
+/// The sides the kernel needs in a window that are not; all it needs when staging is forced.
+fn missing_sides(call: &Collective<'_>, rule: &PathRule, forced: bool) -> Option<Sides> {
+    let send = rule.needs.send() && (forced || call.send.window.is_none());
+    let recv = rule.needs.recv() && (forced || call.recv.window.is_none());
+    match (send, recv) {
+        (true, true) => Some(Sides::Both),
+        (true, false) => Some(Sides::Send),
+        (false, true) => Some(Sides::Recv),
+        (false, false) => None,
+    }
+}
+
+/// Refuses the ordinary path of an operation that has symmetric kernels, where that is forbidden.
+pub(super) fn permit(
+    call: &Collective<'_>,
+    path: Path,
+    reason: Reason,
+    fallback: Fallback,
+) -> Result<()> {
+    let exempt = matches!(
+        reason,
+        Reason::NoKernelForOperation | Reason::SingleRank | Reason::Empty
+    );
+    if fallback == Fallback::Forbid && matches!(path, Path::Direct | Path::Fallback) && !exempt {
+        return Err(Error::new(ErrorKind::FallbackForbidden {
+            op: call.kind(),
+            why: reason.to_string(),
+        }));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::addr::{Addr, Operand, WindowId, WindowSlice};
+    use crate::collective::{Counts, Op, OpKind};
+    use crate::dtype::DType;
+    use crate::path::PathTable;
+    use crate::rank::CommId;
+    use crate::reduce::ReduceOp;
+
+    fn table() -> PathTable {
+        PathTable(vec![PathRule {
+            op: OpKind::AllReduce,
+            dtypes: &[DType::F32],
+            reductions: &[0],
+            world: 2..=8,
+            bytes: 1..=1 << 20,
+            needs: Sides::Both,
+            stage_from: 64,
+            stage_from_captured: 32,
+            kernel: "k",
+            forced: false,
+        }])
+    }
+
+    fn call(count: usize, dtype: DType, op: ReduceOp, in_window: bool) -> Collective<'static> {
+        let addr = Addr::from_ptr(std::ptr::without_provenance_mut::<u8>(4096));
+        let mut operand = Operand::new(addr, count * dtype.size());
+        if in_window {
+            operand = operand.in_window(WindowSlice {
+                comm: CommId::from_raw(1),
+                window: WindowId(0),
+                offset: 0,
+            });
+        }
+        Collective {
+            op: Op::AllReduce(op),
+            dtype,
+            send: operand,
+            recv: operand,
+            counts: Counts::Even(count),
+        }
+    }
+
+    #[rstest]
+    #[case::registered(16, DType::F32, ReduceOp::Sum, true, Staging::Auto, false, "zero-copy")]
+    #[case::pays(16, DType::F32, ReduceOp::Sum, false, Staging::Auto, false, "stage")]
+    #[case::small(
+        15,
+        DType::F32,
+        ReduceOp::Sum,
+        false,
+        Staging::Auto,
+        false,
+        "too small"
+    )]
+    #[case::small_captured(15, DType::F32, ReduceOp::Sum, false, Staging::Auto, true, "stage")]
+    #[case::forced(1, DType::F32, ReduceOp::Sum, true, Staging::Forced, false, "stage")]
+    #[case::never(
+        16,
+        DType::F32,
+        ReduceOp::Sum,
+        false,
+        Staging::Never,
+        false,
+        "staging is off"
+    )]
+    #[case::dtype(
+        16,
+        DType::F64,
+        ReduceOp::Sum,
+        true,
+        Staging::Auto,
+        false,
+        "no symmetric"
+    )]
+    #[case::op(
+        16,
+        DType::F32,
+        ReduceOp::Max,
+        true,
+        Staging::Auto,
+        false,
+        "no symmetric"
+    )]
+    #[case::size(1 << 19, DType::F32, ReduceOp::Sum, true, Staging::Auto, false, "no symmetric")]
+    fn the_table_decides(
+        #[case] count: usize,
+        #[case] dtype: DType,
+        #[case] op: ReduceOp,
+        #[case] in_window: bool,
+        #[case] staging: Staging,
+        #[case] captured: bool,
+        #[case] expected: &str,
+    ) {
+        let rules = Rules {
+            table: &table(),
+            symmetric: true,
+            staging,
+            rank: Rank(0),
+            world_size: 2,
+            captured,
+        };
+        let said = match choose(&call(count, dtype, op, in_window), &rules) {
+            Route::AsIs { path, reason, .. } => format!("{path}: {reason}"),
+            Route::Stage { .. } => "stage".to_owned(),
+        };
+        assert!(said.contains(expected), "{said}");
+    }
+
+    #[test]
+    fn forbidding_the_fallback_spares_what_never_had_a_kernel() {
+        let barrier = Collective::BARRIER;
+        let reason = Reason::NoKernelForOperation;
+        assert!(permit(&barrier, Path::Direct, reason, Fallback::Forbid).is_ok());
+        let reduce = call(16, DType::F64, ReduceOp::Sum, true);
+        let reason = Reason::NoKernelForType;
+        assert!(permit(&reduce, Path::Fallback, reason, Fallback::Forbid).is_err());
+        assert!(permit(&reduce, Path::Fallback, reason, Fallback::Allow).is_ok());
+    }
+}

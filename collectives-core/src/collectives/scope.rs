@@ -1,0 +1,228 @@
+//! Asynchronous calls on host slices, inside a scope that waits for them at its end.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use super::Collectives;
+use crate::buffer::Buffer;
+use crate::communicator::Communicator;
+use crate::device::Device;
+use crate::dtype::Element;
+use crate::error::{Misuse, Result};
+use crate::path::OpReport;
+use crate::rank::Rank;
+use crate::reduce::ReduceOp;
+use crate::scratch::ScratchAllocator;
+use crate::stream::Stream;
+use crate::tensor::{RawTensor, Tensor};
+
+/// Copies a result from the device into its slice.
+type ReadBack<'env> = Box<dyn FnOnce(&Stream) -> Result<()> + 'env>;
+
+/// Lets host slices be used asynchronously until the scope ends.
+///
+/// Slices borrowed for `'env` stay borrowed until the scope has waited for all work on them, which
+/// it does also when its closure fails or panics.
+pub struct HostScope<'s, 'env, C: Communicator, A: ScratchAllocator> {
+    collectives: &'s mut Collectives<C, A>,
+    stream: &'s Stream,
+    /// What must be read back at the end, where host memory is not the device's.
+    returns: Vec<ReadBack<'env>>,
+    env: PhantomData<&'env mut &'env ()>,
+}
+
+impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
+    /// Runs `body` with calls on host slices that may overlap, and waits for all of them.
+    ///
+    /// # Errors
+    ///
+    /// The first error of `body`, of the wait, or of reading results back.
+    pub fn scope<'env, R>(
+        &mut self,
+        body: impl FnOnce(&mut HostScope<'_, 'env, C, A>) -> Result<R>,
+    ) -> Result<R> {
+        let stream = match self.host_stream.take() {
+            Some(stream) => stream,
+            None => self.device.create_stream()?,
+        };
+        let device = Arc::clone(&self.device);
+        let (result, waited) = {
+            // Waits also when `body` unwinds: nothing may touch the slices afterwards.
+            let wait = Wait(&*device, &stream);
+            let mut scope = HostScope {
+                collectives: self,
+                stream: &stream,
+                returns: Vec::new(),
+                env: PhantomData,
+            };
+            let result = body(&mut scope);
+            let returns = std::mem::take(&mut scope.returns);
+            let waited = wait.finish().and_then(|()| {
+                returns
+                    .into_iter()
+                    .try_for_each(|read_back| read_back(&stream))
+            });
+            (result, waited)
+        };
+        self.host_stream = Some(stream);
+        let result = result?;
+        waited?;
+        Ok(result)
+    }
+}
+
+struct Wait<'a>(&'a dyn Device, &'a Stream);
+
+impl Wait<'_> {
+    fn finish(self) -> Result<()> {
+        let waited = self.0.synchronize(self.1);
+        std::mem::forget(self);
+        waited
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.synchronize(self.1) {
+            tracing::error!(%error, "work on host slices failed");
+        }
+    }
+}
+
+/// Every call returns once it is enqueued; results are in the slices when the scope has ended.
+///
+/// # Errors
+///
+/// As the call of the same name on tensors.
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "the errors are common to all operations and said once, above"
+)]
+impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
+    /// [`Collectives::all_reduce`] on a host slice.
+    pub fn all_reduce<T: Element>(
+        &mut self,
+        values: &'env mut [T],
+        op: ReduceOp,
+    ) -> Result<OpReport> {
+        self.in_out(values, |collectives, tensor, stream| {
+            collectives.all_reduce(tensor, op, stream)
+        })
+    }
+
+    /// [`Collectives::broadcast`] on a host slice.
+    pub fn broadcast<T: Element>(&mut self, values: &'env mut [T], root: Rank) -> Result<OpReport> {
+        self.in_out(values, |collectives, tensor, stream| {
+            collectives.broadcast(tensor, root, stream)
+        })
+    }
+
+    /// [`Collectives::reduce_scatter`] on host slices.
+    pub fn reduce_scatter<T: Element>(
+        &mut self,
+        send: &'env [T],
+        recv: &'env mut [T],
+        op: ReduceOp,
+    ) -> Result<OpReport> {
+        self.across(send, recv, |collectives, send, recv, stream| {
+            collectives.reduce_scatter(send, recv, op, stream)
+        })
+    }
+
+    /// [`Collectives::all_gather`] on host slices.
+    pub fn all_gather<T: Element>(
+        &mut self,
+        send: &'env [T],
+        recv: &'env mut [T],
+    ) -> Result<OpReport> {
+        self.across(send, recv, |collectives, send, recv, stream| {
+            collectives.all_gather(send, recv, stream)
+        })
+    }
+
+    /// [`Collectives::all_to_all`] on host slices.
+    pub fn all_to_all<T: Element>(
+        &mut self,
+        send: &'env [T],
+        recv: &'env mut [T],
+    ) -> Result<OpReport> {
+        self.across(send, recv, |collectives, send, recv, stream| {
+            collectives.all_to_all(send, recv, stream)
+        })
+    }
+
+    /// [`Collectives::barrier`] among the scope's calls.
+    pub fn barrier(&mut self) -> Result<()> {
+        self.collectives.barrier(self.stream).map(drop)
+    }
+
+    fn in_out<T: Element>(
+        &mut self,
+        values: &'env mut [T],
+        call: impl FnOnce(&mut Collectives<C, A>, &mut dyn Tensor, &Stream) -> Result<OpReport>,
+    ) -> Result<OpReport> {
+        self.refuse_capture()?;
+        if self.collectives.device.is_host() {
+            let mut tensor = slice_mut(values);
+            return call(self.collectives, &mut tensor, self.stream);
+        }
+        let device = Arc::clone(&self.collectives.device);
+        let mut buffer = Buffer::from_slice(&device, values, self.stream)?;
+        let report = call(self.collectives, &mut buffer, self.stream)?;
+        self.returns
+            .push(Box::new(move |stream| buffer.read_into(values, stream)));
+        Ok(report)
+    }
+
+    fn from_to<T: Element>(
+        &mut self,
+        send: &'env [T],
+        recv: &'env mut [T],
+        call: impl FnOnce(
+            &mut Collectives<C, A>,
+            &dyn Tensor,
+            &mut dyn Tensor,
+            &Stream,
+        ) -> Result<OpReport>,
+    ) -> Result<OpReport> {
+        self.refuse_capture()?;
+        if self.collectives.device.is_host() {
+            // SAFETY: The slice is borrowed for `'env`, which the scope outlasts by waiting, and
+            // it is only read.
+            let source = unsafe { RawTensor::from_ptr(send.as_ptr().cast_mut(), send.len()) };
+            let mut target = slice_mut(recv);
+            return call(self.collectives, &source, &mut target, self.stream);
+        }
+        let device = Arc::clone(&self.collectives.device);
+        let source = Buffer::from_slice(&device, send, self.stream)?;
+        let mut target = Buffer::from_slice(&device, recv, self.stream)?;
+        let report = call(self.collectives, &source, &mut target, self.stream)?;
+        self.returns
+            .push(Box::new(move |stream| target.read_into(recv, stream)));
+        Ok(report)
+    }
+
+    /// The scope's own stream captures only if somebody made it join a capture.
+    fn refuse_capture(&self) -> Result<()> {
+        match self.collectives.device.capture_state(self.stream)? {
+            Some(_) => Err(Misuse::HostSliceInCapture.into()),
+            None => Ok(()),
+        }
+    }
+}
+
+fn slice_mut<T: Element>(values: &mut [T]) -> RawTensor {
+    // SAFETY: The slice is borrowed for the scope's `'env`, and the scope waits for all work on
+    // its stream before it ends; the borrow keeps everybody else away.
+    unsafe { RawTensor::from_ptr(values.as_mut_ptr(), values.len()) }
+}
+
+impl<C: Communicator, A: ScratchAllocator> fmt::Debug for HostScope<'_, '_, C, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostScope")
+            .field("collectives", &self.collectives)
+            .field("pending", &self.returns.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,117 @@
+//! Symmetric buffers of users, for calls that need no staging.
+
+use std::sync::Arc;
+
+use super::Collectives;
+use crate::addr::WindowSlice;
+use crate::agreement::Record;
+use crate::bootstrap::DEFAULT_DEADLINE;
+use crate::buffer::Buffer;
+use crate::communicator::Communicator;
+use crate::dtype::Element;
+use crate::error::{Error, ErrorKind, Field, Misuse, Result};
+use crate::layered::symmetric_of;
+use crate::memory::Memory;
+use crate::rank::Rank;
+use crate::scratch::{ScratchAllocator, Trimmed};
+
+/// Tells the agreement rounds of buffers from those of scratch.
+const BUFFER_ROUND: u64 = 0xb0ff;
+
+impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
+    /// A buffer in a window of its own, with unspecified contents; collective.
+    ///
+    /// All ranks pass the same `count`. Calls on it, or on equal slices of it, take the zero-copy
+    /// path where a symmetric kernel exists. After the last handle and the last graph that uses it
+    /// are gone on every rank, the next [`Collectives::trim`] or [`Collectives::close`] gives the
+    /// memory back.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) on every rank if one rank is out of memory,
+    /// [`Mismatch`](ErrorKind::Mismatch) for different counts,
+    /// [`Unsupported`](ErrorKind::Unsupported) without symmetric memory.
+    pub fn symmetric_buffer<T: Element>(&mut self, count: usize) -> Result<Buffer<T>> {
+        self.register_buffer::<T>(count)
+            .map_err(|error| self.with_context(error, "symmetric_buffer"))
+    }
+
+    fn register_buffer<T: Element>(&mut self, count: usize) -> Result<Buffer<T>> {
+        let bytes = T::DTYPE.bytes(count)?;
+        if bytes == 0 {
+            return Err(Misuse::ZeroBytes.into());
+        }
+        let allocated = symmetric_of(&mut self.comm)?.allocate(bytes, None);
+        let outcome = Record::new()
+            .field(Field::Operation, BUFFER_ROUND)
+            .field(Field::Bytes, bytes as u64)
+            .fact(u64::from(allocated.is_ok()));
+        let records = self.comm.agree(&outcome, DEFAULT_DEADLINE)?;
+        Record::check_equal(&records)?;
+        if let Some(rank) = records.iter().position(|record| record.facts() != [1]) {
+            let error = Error::new(ErrorKind::OutOfMemory {
+                rank: Rank::new(rank),
+                bytes,
+            });
+            return Err(match allocated {
+                Err(source) => error.caused_by(source),
+                Ok(_) => error,
+            });
+        }
+        let memory = allocated?;
+        let window = symmetric_of(&mut self.comm)?.register(&memory)?;
+        self.buffers.push((memory.clone(), window));
+        let slice = WindowSlice {
+            comm: self.comm.info().id,
+            window,
+            offset: 0,
+        };
+        Ok(Buffer::over(
+            Arc::clone(&self.device),
+            memory,
+            count,
+            Some(slice),
+        ))
+    }
+
+    /// Retires the windows of buffers that nobody owns on any rank, in the order of registration.
+    pub(super) fn retire_buffers(&mut self) -> Result<Trimmed> {
+        let mut trimmed = Trimmed::default();
+        if self.buffers.is_empty() {
+            return Ok(trimmed);
+        }
+        let mut mine = Record::new()
+            .field(Field::Operation, BUFFER_ROUND)
+            .field(Field::Slots, self.buffers.len() as u64);
+        for (memory, _) in &mut self.buffers {
+            mine = mine.fact(u64::from(!memory.is_sole_owner()));
+        }
+        let records = self.comm.agree(&mine, DEFAULT_DEADLINE)?;
+        Record::check_equal(&records)?;
+        let held = |index: usize| {
+            records
+                .iter()
+                .any(|record| record.facts().get(index) != Some(&0))
+        };
+        let mut kept = Vec::new();
+        for (index, (memory, window)) in std::mem::take(&mut self.buffers).into_iter().enumerate() {
+            if held(index) {
+                trimmed.held_bytes += memory.bytes();
+                kept.push((memory, window));
+                continue;
+            }
+            self.settle(&memory)?;
+            trimmed.mapped_bytes += memory.bytes();
+            symmetric_of(&mut self.comm)?.retire(window)?;
+        }
+        self.buffers = kept;
+        self.device.collect();
+        Ok(trimmed)
+    }
+
+    /// Waits for the last use of a buffer, so that its window can go.
+    fn settle(&self, memory: &Memory) -> Result<()> {
+        let last = memory.lock_last_user().clone();
+        last.map_or(Ok(()), |stream| self.device.synchronize(&stream))
+    }
+}

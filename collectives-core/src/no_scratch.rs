@@ -1,0 +1,58 @@
+//! The allocator of those who want none: nothing is ever staged.
+
+use crate::communicator::{CommInfo, Communicator, Deferred};
+use crate::error::{Error, ErrorKind, Refusal, Result};
+use crate::path::Reason;
+use crate::scratch::{Lease, Plan, Request, ScratchAllocator, Site, Trimmed};
+use crate::stats::Stats;
+
+/// Hands out nothing, so that every call takes its operands where they are.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoScratch;
+
+impl ScratchAllocator for NoScratch {
+    fn name(&self) -> &'static str {
+        "none"
+    }
+
+    fn acquire(
+        &mut self,
+        _comm: &mut dyn Communicator,
+        request: Request,
+        _site: Site<'_>,
+    ) -> Result<Lease> {
+        Err(Error::new(ErrorKind::Refused {
+            bytes: request.bytes,
+            why: Refusal::NoScratch,
+        }))
+    }
+
+    fn fallback_reason(&self, _error: &Error) -> Option<Reason> {
+        Some(Reason::StagingOff)
+    }
+
+    fn plan(&self, _info: &CommInfo, requests: &[Request]) -> Result<Plan> {
+        Ok(Plan {
+            refused: requests.len(),
+            ..Plan::default()
+        })
+    }
+
+    fn reserve(&mut self, comm: &mut dyn Communicator, requests: &[Request]) -> Result<Plan> {
+        self.plan(comm.info(), requests)
+    }
+
+    fn seal(&mut self) {}
+
+    fn trim(&mut self, _comm: &mut dyn Communicator) -> Result<Trimmed> {
+        Ok(Trimmed::default())
+    }
+
+    fn close(&mut self, _comm: &mut dyn Communicator) -> Result<Deferred> {
+        Ok(Deferred::default())
+    }
+
+    fn stats(&self) -> Stats {
+        Stats::default()
+    }
+}
