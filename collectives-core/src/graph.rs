@@ -26,14 +26,23 @@ pub unsafe trait Graphs: Debug {
     /// # Errors
     ///
     /// [`CaptureFault::AlreadyCapturing`](crate::error::CaptureFault::AlreadyCapturing).
-    fn begin(&self, stream: &StreamRef) -> Result<CaptureId>;
+    ///
+    /// # Safety
+    ///
+    /// No other thread may be between asking for the stream's capture state and enqueueing on it,
+    /// which holding its [`Stream`] mutably rules out.
+    unsafe fn begin(&self, stream: &StreamRef) -> Result<CaptureId>;
 
     /// Makes `branch` part of the capture of `trunk`, after the work on `trunk` so far.
     ///
     /// # Errors
     ///
     /// When `trunk` does not capture, or `branch` does already.
-    fn fork(&self, trunk: &StreamRef, branch: &StreamRef) -> Result<()>;
+    ///
+    /// # Safety
+    ///
+    /// As [`Graphs::begin`], for `branch`.
+    unsafe fn fork(&self, trunk: &StreamRef, branch: &StreamRef) -> Result<()>;
 
     /// Ends the part of `branch` in the capture of `trunk`; `trunk` waits for it.
     ///
@@ -116,7 +125,8 @@ impl<'a> Capture<'a> {
     ///
     /// [`Unsupported::Graphs`], and those of [`Graphs::begin`].
     pub fn begin(device: &'a dyn Device, stream: &'a mut Stream) -> Result<Self> {
-        let id = graphs(device)?.begin(stream)?;
+        // SAFETY: The stream is borrowed mutably, so nobody else is using it.
+        let id = unsafe { graphs(device)?.begin(stream) }?;
         Ok(Self {
             device,
             stream,
@@ -148,7 +158,8 @@ impl<'a> Capture<'a> {
         body: impl FnOnce(&Stream) -> Result<R>,
     ) -> Result<R> {
         let graphs = graphs(self.device)?;
-        graphs.fork(self.stream, branch)?;
+        // SAFETY: `branch` is borrowed mutably, so nobody else is using it.
+        unsafe { graphs.fork(self.stream, branch) }?;
         let result = body(branch);
         graphs.join(self.stream, branch)?;
         result

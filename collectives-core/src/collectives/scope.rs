@@ -175,7 +175,7 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
         Ok(report)
     }
 
-    fn from_to<T: Element>(
+    fn across<T: Element>(
         &mut self,
         send: &'env [T],
         recv: &'env mut [T],
