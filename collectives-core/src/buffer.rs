@@ -111,9 +111,9 @@ impl<T: Element> Buffer<T> {
         };
         if start > end || end > self.count {
             return Err(Misuse::OutOfBounds {
-                offset: start,
-                bytes: end.saturating_sub(start),
-                available: self.count,
+                offset: start.saturating_mul(size_of::<T>()),
+                bytes: end.saturating_sub(start).saturating_mul(size_of::<T>()),
+                available: self.bytes(),
             }
             .into());
         }

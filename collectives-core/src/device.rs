@@ -83,7 +83,8 @@ pub unsafe trait Device: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// When the stream captures, or has failed.
+    /// [`Misuse::BlocksInCapture`](crate::error::Misuse::BlocksInCapture) while the stream captures,
+    /// and the stream's asynchronous error.
     ///
     /// # Safety
     ///
@@ -95,7 +96,8 @@ pub unsafe trait Device: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// When the stream captures, or has failed.
+    /// [`Misuse::BlocksInCapture`](crate::error::Misuse::BlocksInCapture) while the stream captures,
+    /// and the stream's asynchronous error.
     ///
     /// # Safety
     ///
@@ -148,14 +150,15 @@ pub unsafe trait Device: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The asynchronous error of the stream, which it keeps returning.
+    /// [`Misuse::BlocksInCapture`](crate::error::Misuse::BlocksInCapture) while it captures, and the asynchronous error of the stream, which it keeps returning.
     fn query(&self, stream: &StreamRef) -> Result<bool>;
 
     /// Waits until everything enqueued on the stream has finished, also on error.
     ///
     /// # Errors
     ///
-    /// The asynchronous error of the stream, which it keeps returning.
+    /// [`Misuse::BlocksInCapture`](crate::error::Misuse::BlocksInCapture) while it captures, after
+    /// waiting for what was enqueued before the capture; and the asynchronous error of the stream, which it keeps returning.
     fn synchronize(&self, stream: &StreamRef) -> Result<()>;
 
     /// Does what destructors queued: frees memory whose last owner is gone.

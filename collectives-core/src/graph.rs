@@ -4,6 +4,7 @@
 //! state and enqueueing. A [`Graph`] is a template; an [`Executable`] is what is launched. Both own
 //! every memory that was retained while capturing; so do clones.
 
+use std::any::Any;
 use std::fmt::Debug;
 
 use crate::device::Device;
@@ -49,7 +50,11 @@ pub unsafe trait Graphs: Debug {
     /// # Errors
     ///
     /// When the two are not part of one capture.
-    fn join(&self, trunk: &StreamRef, branch: &StreamRef) -> Result<()>;
+    ///
+    /// # Safety
+    ///
+    /// As [`Graphs::begin`], for `branch`.
+    unsafe fn join(&self, trunk: &StreamRef, branch: &StreamRef) -> Result<()>;
 
     /// Ends the capture that began on the stream.
     ///
@@ -57,11 +62,15 @@ pub unsafe trait Graphs: Debug {
     ///
     /// [`CaptureFault`](crate::error::CaptureFault), for example because the capture was
     /// invalidated; everything it had retained is released then.
-    fn end(&self, stream: &StreamRef) -> Result<Box<dyn GraphTemplate>>;
+    ///
+    /// # Safety
+    ///
+    /// As [`Graphs::begin`].
+    unsafe fn end(&self, stream: &StreamRef) -> Result<Box<dyn GraphTemplate>>;
 }
 
 /// A backend's captured graph.
-pub trait GraphTemplate: Debug + Send + Sync {
+pub trait GraphTemplate: Debug + Send + Sync + Any {
     /// A copy that owns the same memory.
     ///
     /// # Errors
@@ -161,7 +170,8 @@ impl<'a> Capture<'a> {
         // SAFETY: `branch` is borrowed mutably, so nobody else is using it.
         unsafe { graphs.fork(self.stream, branch) }?;
         let result = body(branch);
-        graphs.join(self.stream, branch)?;
+        // SAFETY: As above.
+        unsafe { graphs.join(self.stream, branch) }?;
         result
     }
 
@@ -172,7 +182,8 @@ impl<'a> Capture<'a> {
     /// Those of [`Graphs::end`].
     pub fn end(mut self) -> Result<Graph> {
         self.ended = true;
-        graphs(self.device)?.end(self.stream).map(Graph)
+        // SAFETY: The stream has been borrowed mutably since the capture began.
+        unsafe { graphs(self.device)?.end(self.stream) }.map(Graph)
     }
 }
 
@@ -180,7 +191,8 @@ impl Drop for Capture<'_> {
     fn drop(&mut self) {
         if !self.ended
             && let Some(graphs) = self.device.graphs()
-            && let Err(error) = graphs.end(self.stream)
+            // SAFETY: The stream has been borrowed mutably since the capture began.
+            && let Err(error) = unsafe { graphs.end(self.stream) }
         {
             tracing::debug!(%error, "an abandoned capture did not end cleanly");
         }

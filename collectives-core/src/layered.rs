@@ -136,6 +136,11 @@ pub trait Layer: Debug + Send {
         inner.shutdown()
     }
 
+    /// Whether this layer makes a call that differs between ranks fail alike on all of them.
+    fn compares_calls(&self) -> bool {
+        false
+    }
+
     /// The layer around a child of `split`.
     #[must_use]
     fn for_child(&self) -> Self
@@ -162,12 +167,19 @@ pub fn symmetric_of(comm: &mut dyn Communicator) -> Result<&mut dyn SymmetricMem
 pub struct Layered<L, C> {
     layer: L,
     inner: C,
+    capabilities: Capabilities,
 }
 
 impl<L: Layer, C: Communicator> Layered<L, C> {
     /// Puts the layer around the communicator.
-    pub const fn new(layer: L, inner: C) -> Self {
-        Self { layer, inner }
+    pub fn new(layer: L, inner: C) -> Self {
+        let mut capabilities = inner.capabilities().clone();
+        capabilities.compares_calls |= layer.compares_calls();
+        Self {
+            layer,
+            inner,
+            capabilities,
+        }
     }
 
     /// The layer.
@@ -196,7 +208,7 @@ impl<L: Layer + 'static, C: Communicator> Communicator for Layered<L, C> {
     }
 
     fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
+        &self.capabilities
     }
 
     unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()> {

@@ -2,14 +2,13 @@
 
 use super::ops::common_dtype;
 use super::route::{self, Route};
-use super::run::aligned;
-use super::staged::{self, Staged};
+use super::staged::{self, Staged, aligned};
 use super::{Collectives, describe};
 use crate::collective::{Collective, Counts, Op};
 use crate::communicator::Communicator;
-use crate::error::Result;
+use crate::error::{Misuse, Result};
 use crate::memory::Memory;
-use crate::path::{Kernel, OpReport, Path, Reason, Sides};
+use crate::path::{Kernel, OpReport, Path, Reason};
 use crate::rank::Rank;
 use crate::reduce::ReduceOp;
 use crate::scratch::{Lease, ScratchAllocator, Site};
@@ -157,6 +156,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         for call in &mut group.calls {
             capture = self.check(call, stream)?;
         }
+        check_disjoint(&group.calls)?;
         let captured = capture.is_some();
         let routes: Vec<_> = group
             .calls
@@ -173,10 +173,10 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         for (call, route) in group.calls.iter().zip(routes) {
             let (path, reason, kernel) = match (route, &lease) {
                 (Route::Stage { sides, kernel }, Ok(Some(lease))) => {
-                    let bytes = piece(call, sides)?;
+                    let bytes = staged::scratch_bytes(call, sides, self.world_size)?;
                     let scratch = lease.operand().slice(offset, bytes)?;
                     offset += aligned(bytes)?;
-                    staged.push(staged::stage(*call, sides, scratch)?);
+                    staged.push(staged::stage(*call, sides, scratch, self.world_size)?);
                     reports.push(OpReport::staged(call, lease, kernel));
                     continue;
                 }
@@ -220,7 +220,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         let mut last = 0;
         for (call, route) in calls.iter().zip(routes) {
             if let Route::Stage { sides, .. } = *route {
-                last = piece(call, sides)?;
+                last = staged::scratch_bytes(call, sides, self.world_size)?;
                 total = total.saturating_add(aligned(last)?);
             }
         }
@@ -233,6 +233,18 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     }
 }
 
-fn piece(call: &Collective<'_>, sides: Sides) -> Result<usize> {
-    staged::scratch_bytes(call, sides, call.send.bytes, call.recv.bytes)
+/// Refuses a group in which one operation writes what another reads or writes: members run in no
+/// particular order.
+fn check_disjoint(calls: &[Collective<'_>]) -> Result<()> {
+    for (index, left) in calls.iter().enumerate() {
+        for right in &calls[index + 1..] {
+            if left.recv.overlaps(right.recv)
+                || left.recv.overlaps(right.send)
+                || left.send.overlaps(right.recv)
+            {
+                return Err(Misuse::Overlap.into());
+            }
+        }
+    }
+    Ok(())
 }

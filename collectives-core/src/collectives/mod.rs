@@ -21,8 +21,10 @@ pub use scope::HostScope;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::addr::WindowId;
+use crate::bootstrap::DEFAULT_DEADLINE;
 use crate::collective::{Collective, Counts, Op};
 use crate::communicator::{AbortHandle, CommInfo, Communicator, Deferred};
 use crate::device::Device;
@@ -49,6 +51,7 @@ pub struct Collectives<C, A = NoScratch> {
     staging: Staging,
     fallback: Fallback,
     look_up_addresses: bool,
+    deadline: Duration,
     /// Windows behind users' symmetric buffers, in the order of registration.
     buffers: Vec<(Memory, WindowId)>,
     /// The stream of blocking calls on host slices, made when first needed.
@@ -77,6 +80,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             staging: Staging::default(),
             fallback: Fallback::default(),
             look_up_addresses: false,
+            deadline: DEFAULT_DEADLINE,
             buffers: Vec::new(),
             host_stream: None,
         }
@@ -91,6 +95,12 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// all ranks.
     pub fn set_fallback(&mut self, fallback: Fallback) {
         self.fallback = fallback;
+    }
+
+    /// How long ranks wait for each other when symmetric buffers are made or given back; 300 s
+    /// unless set.
+    pub fn set_deadline(&mut self, deadline: Duration) {
+        self.deadline = deadline;
     }
 
     /// Looks raw addresses up in the windows, so that a [`RawTensor`](crate::tensor::RawTensor)
@@ -183,13 +193,12 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             recv: crate::addr::Operand::EMPTY,
             counts: Counts::Even(count),
         };
-        let (send, recv) = call.elements(self.rank, self.world_size)?;
-        let (send, recv) = (dtype.bytes(send)?, dtype.bytes(recv)?);
+        dtype.bytes(call.counts.total(self.world_size, dtype)?)?;
         let rules = &self.comm.capabilities().paths;
         let Ok(rule) = rules.rule(&call, self.rank, self.world_size) else {
             return Ok(None);
         };
-        let needs = staged::scratch_bytes(&call, rule.needs, send, recv)?;
+        let needs = staged::scratch_bytes(&call, rule.needs, self.world_size)?;
         Ok((needs > 0).then_some(Request::new(needs)))
     }
 
@@ -256,12 +265,12 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     ///
     /// The first failure; everything is closed nevertheless.
     pub fn close(mut self) -> Result<Deferred> {
-        if let Some(stream) = &self.host_stream {
-            self.device.synchronize(stream)?;
-        }
+        let stream = self.host_stream.take();
+        let settled = stream.map_or(Ok(()), |stream| self.device.synchronize(&stream));
         let scratch = self.scratch.close(&mut self.comm);
         let buffers = self.retire_buffers();
         let comm = self.comm.shutdown();
+        settled?;
         let (scratch, _, comm) = (scratch?, buffers?, comm?);
         Ok(Deferred {
             windows: scratch.windows.max(comm.windows),

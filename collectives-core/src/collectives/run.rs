@@ -7,12 +7,12 @@ use crate::addr::Operand;
 use crate::collective::Collective;
 use crate::communicator::Communicator;
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Misuse, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::memory::Memory;
 use crate::order;
 use crate::path::{Kernel, OpReport, Path, Reason, Sides};
 use crate::rank::CaptureId;
-use crate::scratch::{Lease, Request, SCRATCH_ALIGNMENT, ScratchAllocator, Site};
+use crate::scratch::{Lease, Request, ScratchAllocator, Site};
 use crate::stream::{Stream, StreamRef};
 
 impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
@@ -119,10 +119,10 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         kernel: Kernel,
         site: Site<'_>,
     ) -> Result<(Staged<'c>, OpReport, Option<Lease>)> {
-        let bytes = staged::scratch_bytes(call, sides, call.send.bytes, call.recv.bytes)?;
+        let bytes = staged::scratch_bytes(call, sides, self.world_size)?;
         match self.acquire(bytes, site)? {
             Ok(lease) => {
-                let staged = staged::stage(*call, sides, lease.operand())?;
+                let staged = staged::stage(*call, sides, lease.operand(), self.world_size)?;
                 let report = OpReport::staged(call, &lease, kernel);
                 Ok((staged, report, Some(lease)))
             }
@@ -258,17 +258,4 @@ impl OpReport {
             kernel,
         }
     }
-}
-
-/// Rounds a piece of a shared lease up, so that the next piece is aligned.
-pub(super) fn aligned(bytes: usize) -> Result<usize> {
-    bytes
-        .checked_next_multiple_of(SCRATCH_ALIGNMENT)
-        .ok_or_else(|| {
-            Error::new(ErrorKind::Misuse(Misuse::OutOfBounds {
-                offset: 0,
-                bytes,
-                available: usize::MAX,
-            }))
-        })
 }

@@ -1,8 +1,8 @@
 //! Rewrites a call so that it runs in a scratch slot: pure arithmetic on operands.
 
 use crate::addr::{Addr, Operand};
-use crate::collective::{Collective, OpKind};
-use crate::error::{Misuse, Result};
+use crate::collective::{Collective, Counts, OpKind};
+use crate::error::{Error, Misuse, Result};
 use crate::path::Sides;
 use crate::scratch::SCRATCH_ALIGNMENT;
 
@@ -22,33 +22,52 @@ pub(super) struct Staged<'c> {
     pub(super) copy_out: Option<Copy>,
 }
 
-/// Scratch bytes of a call whose operands have these lengths.
+/// Scratch bytes of a call: equal on all ranks, also where ranks have parts of different length.
 ///
 /// An all-reduce runs in place in one range, since its sides are equally long; other operations
 /// give each staged side its own.
 pub(super) fn scratch_bytes(
     call: &Collective<'_>,
     sides: Sides,
-    send: usize,
-    recv: usize,
+    world_size: usize,
 ) -> Result<usize> {
+    let (send, recv) = side_bytes(call, world_size)?;
     if call.kind() == OpKind::AllReduce {
         return Ok(send);
     }
-    let send = if sides.send() { send } else { 0 };
-    let recv = if sides.recv() { recv } else { 0 };
-    if send == 0 || recv == 0 {
-        return Ok(send.max(recv));
+    match (sides.send(), sides.recv()) {
+        (true, true) => aligned(send)?.checked_add(recv).ok_or_else(too_large),
+        (true, false) => Ok(send),
+        (false, _) => Ok(recv),
     }
-    send.checked_next_multiple_of(SCRATCH_ALIGNMENT)
-        .and_then(|start| start.checked_add(recv))
-        .ok_or_else(|| {
-            Misuse::SizeOverflow {
-                count: send,
-                dtype: call.dtype,
-            }
-            .into()
-        })
+}
+
+/// The longest send and receive operand any rank has.
+fn side_bytes(call: &Collective<'_>, world_size: usize) -> Result<(usize, usize)> {
+    let part = match call.counts {
+        Counts::Even(count) => count,
+        Counts::Uneven(counts) => counts.iter().copied().max().unwrap_or(0),
+    };
+    let part = call.dtype.bytes(part)?;
+    let whole = || call.dtype.bytes(call.counts.total(world_size, call.dtype)?);
+    match call.kind() {
+        OpKind::ReduceScatter => Ok((whole()?, part)),
+        OpKind::AllGather => Ok((part, whole()?)),
+        OpKind::AllReduce => Ok((part, part)),
+        // No other operation has symmetric kernels, and so none is staged.
+        _ => Ok((call.send.bytes, call.recv.bytes)),
+    }
+}
+
+/// Rounds a piece of a lease up, so that the next piece is aligned.
+pub(super) fn aligned(bytes: usize) -> Result<usize> {
+    bytes
+        .checked_next_multiple_of(SCRATCH_ALIGNMENT)
+        .ok_or_else(too_large)
+}
+
+fn too_large() -> Error {
+    Misuse::Other("the scratch of this call overflows the address space".to_owned()).into()
 }
 
 /// The call on `scratch`, which has [`scratch_bytes`] bytes.
@@ -56,21 +75,20 @@ pub(super) fn stage<'c>(
     call: Collective<'c>,
     sides: Sides,
     scratch: Operand,
+    world_size: usize,
 ) -> Result<Staged<'c>> {
-    let shared = call.kind() == OpKind::AllReduce;
-    let send = if sides.send() {
-        scratch.slice(0, call.send.bytes)?
-    } else {
-        call.send
+    let both = sides.send() && sides.recv() && call.kind() != OpKind::AllReduce;
+    let recv_start = match both {
+        true => aligned(side_bytes(&call, world_size)?.0)?,
+        false => 0,
     };
-    let recv = if sides.recv() {
-        let start = match (shared, sides.send()) {
-            (false, true) => call.send.bytes.next_multiple_of(SCRATCH_ALIGNMENT),
-            _ => 0,
-        };
-        scratch.slice(start, call.recv.bytes)?
-    } else {
-        call.recv
+    let send = match sides.send() {
+        true => scratch.slice(0, call.send.bytes)?,
+        false => call.send,
+    };
+    let recv = match sides.recv() {
+        true => scratch.slice(recv_start, call.recv.bytes)?,
+        false => call.recv,
     };
     Ok(Staged {
         copy_in: sides
@@ -96,7 +114,7 @@ fn copy(dst: Operand, src: Operand) -> Copy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{Counts, Op};
+    use crate::collective::Op;
     use crate::dtype::DType;
     use crate::reduce::ReduceOp;
 
@@ -125,8 +143,8 @@ mod tests {
             at(1 << 21, 100),
             100,
         );
-        assert_eq!(scratch_bytes(&call, Sides::Both, 100, 100).unwrap(), 100);
-        let staged = stage(call, Sides::Both, at(4096, 100)).unwrap();
+        assert_eq!(scratch_bytes(&call, Sides::Both, 2).unwrap(), 100);
+        let staged = stage(call, Sides::Both, at(4096, 100), 2).unwrap();
         assert_eq!(staged.call.send, at(4096, 100));
         assert_eq!(staged.call.recv, at(4096, 100));
         assert_eq!(staged.copy_in.unwrap().src.value(), 1 << 20);
@@ -141,14 +159,14 @@ mod tests {
             at(1 << 21, 100),
             100,
         );
-        let staged = stage(scatter, Sides::Send, at(4096, 200)).unwrap();
+        let staged = stage(scatter, Sides::Send, at(4096, 200), 2).unwrap();
         assert_eq!(staged.call.recv, at(1 << 21, 100));
         assert_eq!(
             (staged.copy_in.unwrap().bytes, staged.copy_out),
             (200, None)
         );
         let gather = call(Op::AllGather, at(1 << 20, 100), at(1 << 21, 200), 100);
-        let staged = stage(gather, Sides::Recv, at(4096, 200)).unwrap();
+        let staged = stage(gather, Sides::Recv, at(4096, 200), 2).unwrap();
         assert_eq!(staged.call.send, at(1 << 20, 100));
         assert_eq!(
             (staged.copy_in, staged.copy_out.unwrap().bytes),
@@ -164,9 +182,26 @@ mod tests {
             at(1 << 21, 100),
             100,
         );
-        let bytes = scratch_bytes(&scatter, Sides::Both, 200, 100).unwrap();
+        let bytes = scratch_bytes(&scatter, Sides::Both, 2).unwrap();
         assert_eq!(bytes, SCRATCH_ALIGNMENT + 100);
-        let staged = stage(scatter, Sides::Both, at(8192, bytes)).unwrap();
+        let staged = stage(scatter, Sides::Both, at(8192, bytes), 2).unwrap();
         assert_eq!(staged.call.recv, at(8192 + SCRATCH_ALIGNMENT, 100));
+    }
+
+    #[test]
+    fn uneven_parts_take_the_same_scratch_and_offsets_on_every_rank() {
+        let counts = [3, 5000];
+        let places: Vec<_> = counts
+            .iter()
+            .map(|&part| {
+                let (send, recv) = (at(1 << 20, part), at(1 << 21, 5003));
+                let mut gather = call(Op::AllGather, send, recv, 0);
+                gather.counts = Counts::Uneven(&counts);
+                let bytes = scratch_bytes(&gather, Sides::Both, 2).unwrap();
+                let staged = stage(gather, Sides::Both, at(1 << 22, bytes), 2).unwrap();
+                (bytes, staged.call.recv)
+            })
+            .collect();
+        assert_eq!(places[0], places[1]);
     }
 }

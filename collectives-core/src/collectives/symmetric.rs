@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use super::Collectives;
-use crate::addr::WindowSlice;
+use crate::addr::{WindowId, WindowSlice};
 use crate::agreement::Record;
-use crate::bootstrap::DEFAULT_DEADLINE;
 use crate::buffer::Buffer;
-use crate::communicator::Communicator;
+use crate::communicator::{CommInfo, Communicator};
 use crate::dtype::Element;
 use crate::error::{Error, ErrorKind, Field, Misuse, Result};
 use crate::layered::symmetric_of;
@@ -38,16 +37,20 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
 
     fn register_buffer<T: Element>(&mut self, count: usize) -> Result<Buffer<T>> {
         let bytes = T::DTYPE.bytes(count)?;
-        if bytes == 0 {
-            return Err(Misuse::ZeroBytes.into());
-        }
-        let allocated = symmetric_of(&mut self.comm)?.allocate(bytes, None);
+        // A rank that asks for nothing takes part in the round, so that the others need not wait.
+        let allocated = match bytes {
+            0 => Err(Misuse::ZeroBytes.into()),
+            _ => self.allocate_buffer(bytes),
+        };
         let outcome = Record::new()
             .field(Field::Operation, BUFFER_ROUND)
             .field(Field::Bytes, bytes as u64)
             .fact(u64::from(allocated.is_ok()));
-        let records = self.comm.agree(&outcome, DEFAULT_DEADLINE)?;
+        let records = self.comm.agree(&outcome, self.deadline)?;
         Record::check_equal(&records)?;
+        if bytes == 0 {
+            return Err(Misuse::ZeroBytes.into());
+        }
         if let Some(rank) = records.iter().position(|record| record.facts() != [1]) {
             let error = Error::new(ErrorKind::OutOfMemory {
                 rank: Rank::new(rank),
@@ -86,32 +89,55 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         for (memory, _) in &mut self.buffers {
             mine = mine.fact(u64::from(!memory.is_sole_owner()));
         }
-        let records = self.comm.agree(&mine, DEFAULT_DEADLINE)?;
+        let records = self.comm.agree(&mine, self.deadline)?;
         Record::check_equal(&records)?;
         let held = |index: usize| {
             records
                 .iter()
                 .any(|record| record.facts().get(index) != Some(&0))
         };
-        let mut kept = Vec::new();
-        for (index, (memory, window)) in std::mem::take(&mut self.buffers).into_iter().enumerate() {
-            if held(index) {
-                trimmed.held_bytes += memory.bytes();
-                kept.push((memory, window));
-                continue;
-            }
-            self.settle(&memory)?;
-            trimmed.mapped_bytes += memory.bytes();
-            symmetric_of(&mut self.comm)?.retire(window)?;
+        let (kept, free): (Vec<_>, Vec<_>) = std::mem::take(&mut self.buffers)
+            .into_iter()
+            .enumerate()
+            .partition(|(index, _)| held(*index));
+        self.buffers = kept.into_iter().map(|(_, buffer)| buffer).collect();
+        let mapped = |buffers: &[(Memory, WindowId)], info: &CommInfo| {
+            let mapped = buffers
+                .iter()
+                .map(|(memory, _)| info.mapped(memory.bytes()));
+            mapped.sum()
+        };
+        trimmed.held_bytes = mapped(&self.buffers, self.comm.info());
+        if free.is_empty() {
+            return Ok(trimmed);
         }
-        self.buffers = kept;
+        let free: Vec<_> = free.into_iter().map(|(_, buffer)| buffer).collect();
+        let settled = free.iter().try_for_each(|(memory, _)| self.settle(memory));
+        // No window may go while another rank still works on it.
+        let done = Record::new().field(Field::Operation, BUFFER_ROUND);
+        self.comm.agree(&done, self.deadline)?;
+        for (_, window) in &free {
+            symmetric_of(&mut self.comm)?.retire(*window)?;
+        }
+        trimmed.mapped_bytes = mapped(&free, self.comm.info());
+        drop(free);
         self.device.collect();
-        Ok(trimmed)
+        settled.map(|()| trimmed)
     }
 
-    /// Waits for the last use of a buffer, so that its window can go.
+    /// Waits for the last use of a buffer.
     fn settle(&self, memory: &Memory) -> Result<()> {
         let last = memory.lock_last_user().clone();
         last.map_or(Ok(()), |stream| self.device.synchronize(&stream))
+    }
+
+    /// Memory for a buffer; decorators may have made it, so it is checked.
+    fn allocate_buffer(&mut self, bytes: usize) -> Result<Memory> {
+        let memory = symmetric_of(&mut self.comm)?.allocate(bytes, None)?;
+        if memory.bytes() < bytes || memory.device() != self.device.id() {
+            let why = "it is smaller than asked for, or of another device";
+            return Err(Misuse::NotRegistrable { why }.into());
+        }
+        Ok(memory)
     }
 }
