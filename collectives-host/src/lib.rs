@@ -1,1 +1,46 @@
 //! The backend that needs nothing: ranks are threads, memory is memory.
+//!
+//! * A [`HostDevice`](device::HostDevice) is one rank's device. Its streams are ordered queues that
+//!   run inline on the caller's thread, or on a worker thread where asked
+//!   ([`StreamMode`](model::StreamMode)).
+//! * A capture records raw addresses and a replay touches exactly those.
+//! * A [`DeviceModel`](model::DeviceModel) says how hostile the device is: granule, budget, order of
+//!   addresses, delayed destructors, refusals, guard bytes, poison.
+
+mod block;
+mod capabilities;
+mod capture;
+pub mod communicator;
+mod compare;
+mod control;
+pub mod device;
+mod endpoint;
+mod event;
+mod exchange;
+mod fabric;
+mod fence;
+mod flat;
+#[cfg(test)]
+mod gate;
+mod graph;
+mod lobby;
+mod meeting;
+mod messages;
+pub mod model;
+mod node;
+mod post;
+mod presence;
+mod progress;
+mod queue;
+mod reaper;
+mod reduce;
+mod region;
+mod registry;
+mod replay;
+pub mod space;
+mod tickets;
+mod verdict;
+mod view;
+mod windows;
+mod worker;
+pub mod world;

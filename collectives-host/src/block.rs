@@ -1,0 +1,196 @@
+//! One block of memory, with its guards while it lives and its poison afterwards.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+use collectives_core::addr::Addr;
+
+use crate::region::{Addresses, PAGE, Span, map, unmap};
+use crate::space::MemoryViolation;
+
+/// The byte that guards consist of.
+const CANARY: u8 = 0xC5;
+/// What ordinary memory is aligned to.
+const ALIGNMENT: usize = 256;
+/// The most that symmetric memory is aligned to.
+const LARGEST_ALIGNMENT: usize = 2 << 20;
+
+/// A block that the device owns until it is released.
+#[derive(Debug)]
+pub(crate) struct Block {
+    /// The first usable byte.
+    pub(crate) addr: Addr,
+    /// Usable bytes.
+    pub(crate) bytes: usize,
+    /// What the device lost, as reports say it.
+    pub(crate) charged: usize,
+    backing: Backing,
+}
+
+#[derive(Debug)]
+enum Backing {
+    Heap(Layout),
+    Pages {
+        /// The addresses it took.
+        span: Span,
+        /// What of them is mapped.
+        mapped: Span,
+        /// The guards before and after the usable bytes.
+        guards: [Span; 2],
+    },
+}
+
+impl Block {
+    /// Zeroed ordinary memory, or `None` when there is none.
+    pub(crate) fn ordinary(bytes: usize) -> Option<Self> {
+        let charged = bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
+        let layout = Layout::from_size_align(charged, ALIGNMENT).ok()?;
+        // SAFETY: The layout is not empty.
+        let addr = unsafe { alloc_zeroed(layout) };
+        (!addr.is_null()).then_some(Self {
+            addr: Addr::from_ptr(addr),
+            bytes,
+            charged,
+            backing: Backing::Heap(layout),
+        })
+    }
+
+    /// Zeroed symmetric memory: `charged` bytes in whole granules, of which the last `overhead`
+    /// are not usable, between two guards. `None` when there is none.
+    pub(crate) fn symmetric(
+        addresses: &mut Addresses,
+        charged: usize,
+        granule: usize,
+        overhead: usize,
+        guard: usize,
+    ) -> Option<Self> {
+        let align = (1 << granule.trailing_zeros()).clamp(PAGE, LARGEST_ALIGNMENT);
+        let before = guard.checked_next_multiple_of(align)?;
+        let after = charged.checked_add(guard)?.checked_next_multiple_of(PAGE)?;
+        let span = addresses.take(before.checked_add(after)?, align).ok()?;
+        let addr = span.start.offset(before);
+        let mapped_before = guard.next_multiple_of(PAGE);
+        let mapped = Span {
+            start: span.start.offset(before - mapped_before),
+            bytes: mapped_before + after,
+        };
+        // SAFETY: The range is part of what was just handed out.
+        if unsafe { map(mapped.start, mapped.bytes) }.is_err() {
+            addresses.give_back(span);
+            return None;
+        }
+        let bytes = charged - overhead;
+        let pad = if guard == 0 { 0 } else { overhead + guard };
+        let block = Self {
+            addr,
+            bytes,
+            charged,
+            backing: Backing::Pages {
+                span,
+                mapped,
+                guards: [
+                    Span {
+                        start: span.start.offset(before - guard),
+                        bytes: guard,
+                    },
+                    Span {
+                        start: addr.offset(bytes),
+                        bytes: pad,
+                    },
+                ],
+            },
+        };
+        for guard in block.guards() {
+            // SAFETY: The guards are mapped, and nobody knows the block yet.
+            unsafe { fill(guard.start, guard.bytes, CANARY) };
+        }
+        Some(block)
+    }
+
+    pub(crate) fn is_symmetric(&self) -> bool {
+        matches!(self.backing, Backing::Pages { .. })
+    }
+
+    /// Whether the guards are as they were.
+    pub(crate) fn check_guards(&self) -> Result<(), MemoryViolation> {
+        for guard in self.guards() {
+            // SAFETY: The guards are mapped as long as the block is, and nobody may write them.
+            if let Some((offset, found)) = unsafe { first_other(guard.start, guard.bytes, CANARY) }
+            {
+                return Err(MemoryViolation::Guard {
+                    block: self.addr,
+                    bytes: self.bytes,
+                    at: guard.start.offset(offset),
+                    found,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills the block; nobody owns it any more.
+    pub(crate) fn poison(&self, byte: u8) {
+        // SAFETY: The block is still mapped, and its last owner is gone.
+        unsafe { fill(self.addr, self.bytes, byte) };
+    }
+
+    /// Whether the poison is as it was.
+    pub(crate) fn check_poison(&self, byte: u8) -> Result<(), MemoryViolation> {
+        // SAFETY: A poisoned block is still mapped, and nobody may write it.
+        match unsafe { first_other(self.addr, self.bytes, byte) } {
+            Some((offset, found)) => Err(MemoryViolation::WrittenAfterFree {
+                block: self.addr,
+                bytes: self.bytes,
+                at: self.addr.offset(offset),
+                found,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives the memory back; nobody may use it any more.
+    pub(crate) fn release(self, addresses: &mut Addresses) {
+        match self.backing {
+            Backing::Heap(layout) => {
+                // SAFETY: It was allocated with this layout, and its last owner is gone.
+                unsafe { dealloc(self.addr.as_ptr(), layout) };
+            }
+            Backing::Pages { span, mapped, .. } => {
+                // SAFETY: The range is this block's, and its last owner is gone.
+                match unsafe { unmap(mapped.start, mapped.bytes) } {
+                    Ok(()) => addresses.give_back(span),
+                    Err(error) => tracing::error!(%error, "memory could not be unmapped"),
+                }
+            }
+        }
+    }
+
+    fn guards(&self) -> &[Span] {
+        match &self.backing {
+            Backing::Heap(_) => &[],
+            Backing::Pages { guards, .. } => guards,
+        }
+    }
+}
+
+/// # Safety
+///
+/// The range is writable and nobody else uses it.
+unsafe fn fill(start: Addr, bytes: usize, byte: u8) {
+    // SAFETY: As this function demands.
+    unsafe { std::ptr::write_bytes(start.as_ptr::<u8>(), byte, bytes) }
+}
+
+/// The first byte that differs, and what it is.
+///
+/// # Safety
+///
+/// The range is readable and initialised, and nobody writes it meanwhile.
+unsafe fn first_other(start: Addr, bytes: usize, byte: u8) -> Option<(usize, u8)> {
+    // SAFETY: As this function demands.
+    let range = unsafe { std::slice::from_raw_parts(start.as_ptr::<u8>(), bytes) };
+    range
+        .iter()
+        .enumerate()
+        .find(|&(_, &found)| found != byte)
+        .map(|(offset, &found)| (offset, found))
+}

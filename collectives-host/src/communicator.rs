@@ -1,0 +1,336 @@
+//! The communicator whose ranks are threads.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use collectives_core::addr::{Addr, WindowSlice};
+use collectives_core::agreement::Record;
+use collectives_core::bootstrap::{Bootstrap, DEFAULT_DEADLINE};
+use collectives_core::collective::{Collective, Counts, Op};
+use collectives_core::communicator::{AbortHandle, Capabilities, CommInfo, Communicator, Deferred};
+use collectives_core::device::Device;
+use collectives_core::error::{Misuse, Result};
+use collectives_core::memory::Memory;
+use collectives_core::rank::{CommId, Rank};
+use collectives_core::stream::StreamRef;
+use collectives_core::symmetric::SymmetricMemory;
+
+use crate::capabilities;
+use crate::control::Round;
+use crate::device::HostDevice;
+use crate::endpoint::{BACKEND, Endpoint};
+use crate::messages::check_self_messages;
+use crate::node::{Calls, CollectiveNode};
+use crate::presence::{HostAbort, Presence};
+use crate::queue::Turn;
+use crate::registry;
+use crate::tickets::Ticket;
+use crate::windows::{Window, Windows};
+
+/// One rank's end of a communicator of this backend.
+///
+/// Every operation is one meeting of all ranks, on the host, that compares what each rank asked for:
+/// ranks that disagree, that come late or never get the same typed error. See [`Communicator`].
+///
+/// # Dropping it
+///
+/// A drop without [`Communicator::shutdown`], by a panic for example, makes no collective call, but
+/// counts as this rank's failure, because the others may be waiting for it: their blocked and later
+/// calls fail with [`PeerFailed`](collectives_core::error::ErrorKind::PeerFailed). Operations that
+/// this rank enqueued before run first.
+#[derive(Debug)]
+pub struct HostCommunicator {
+    info: CommInfo,
+    capabilities: Capabilities,
+    device: Arc<dyn Device>,
+    host: Arc<HostDevice>,
+    presence: Arc<Presence>,
+    windows: Windows,
+    splits: u64,
+    liveness: Liveness,
+}
+
+/// Tells whether a rank's end of a communicator still exists, which graphs that captured a
+/// collective prolong.
+#[derive(Clone, Debug)]
+pub struct Liveness(Arc<AtomicBool>);
+
+impl Liveness {
+    /// Whether anybody still owns the communicator.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+impl HostCommunicator {
+    /// Joins the ranks of `bootstrap`, all of them threads of this process; collective.
+    ///
+    /// # Errors
+    ///
+    /// [`Timeout`](collectives_core::error::ErrorKind::Timeout) and
+    /// [`PeerFailed`](collectives_core::error::ErrorKind::PeerFailed), as for every exchange, and
+    /// [`Unsupported`](collectives_core::error::ErrorKind::Unsupported) when ranks are in different
+    /// processes; the same on all ranks.
+    pub fn connect(bootstrap: Arc<dyn Bootstrap>, device: Arc<HostDevice>) -> Result<Self> {
+        Self::connect_within(bootstrap, device, DEFAULT_DEADLINE)
+    }
+
+    /// As [`HostCommunicator::connect`], with a deadline for joining and for all later calls.
+    ///
+    /// # Errors
+    ///
+    /// As for [`HostCommunicator::connect`].
+    pub fn connect_within(
+        bootstrap: Arc<dyn Bootstrap>,
+        device: Arc<HostDevice>,
+        deadline: Duration,
+    ) -> Result<Self> {
+        let fabric = registry::meet(&*bootstrap, deadline).map_err(|error| {
+            error
+                .during("connect")
+                .on_backend(BACKEND)
+                .on_rank(bootstrap.rank())
+        })?;
+        let (rank, world_size) = (bootstrap.rank(), bootstrap.world_size());
+        let endpoint = Arc::new(Endpoint::new(fabric, bootstrap, device.model().clone()));
+        endpoint.set_deadline(deadline);
+        let liveness = Liveness(Arc::new(AtomicBool::new(true)));
+        let alive = Arc::clone(&liveness.0);
+        LIVE.fetch_add(1, Ordering::AcqRel);
+        let token = Memory::token(device.id(), move || {
+            alive.store(false, Ordering::Release);
+            LIVE.fetch_sub(1, Ordering::AcqRel);
+        });
+        let info = CommInfo {
+            id: CommId::fresh(),
+            rank,
+            world_size,
+            backend: BACKEND,
+            granule: device.model().granule(),
+            overhead: device.model().overhead(),
+            token,
+        };
+        Ok(Self {
+            capabilities: capabilities::of_host(),
+            windows: Windows::new(info.id, Arc::clone(&endpoint), Arc::clone(&device)),
+            presence: Arc::new(Presence::new(endpoint)),
+            device: Arc::clone(&device) as Arc<dyn Device>,
+            host: device,
+            info,
+            splits: 0,
+            liveness,
+        })
+    }
+
+    /// How long an operation, or an exchange without a deadline of its own, waits for absent ranks;
+    /// 300 seconds unless set. Operations that wait already keep theirs.
+    pub fn set_deadline(&self, deadline: Duration) {
+        self.endpoint().set_deadline(deadline);
+    }
+
+    /// The device, as what it is.
+    #[must_use]
+    pub fn host_device(&self) -> &Arc<HostDevice> {
+        &self.host
+    }
+
+    /// Tells later whether this communicator still exists.
+    #[must_use]
+    pub fn liveness(&self) -> Liveness {
+        self.liveness.clone()
+    }
+
+    /// Ends of communicators of this backend that exist in this process.
+    #[must_use]
+    pub fn live_count() -> usize {
+        LIVE.load(Ordering::Acquire)
+    }
+
+    /// Windows registered now.
+    #[must_use]
+    pub fn window_count(&self) -> usize {
+        self.windows.count()
+    }
+
+    fn endpoint(&self) -> &Arc<Endpoint> {
+        self.presence.endpoint()
+    }
+
+    /// Everything that is found before anything is enqueued.
+    #[inline]
+    fn check(&self, calls: &[Collective<'_>]) -> Result<()> {
+        for call in calls {
+            call.check(self.info.rank, self.info.world_size)?;
+            self.windows.check("send", call.send)?;
+            self.windows.check("recv", call.recv)?;
+        }
+        if calls.iter().any(|call| call.kind().is_point_to_point()) {
+            check_self_messages(calls, self.info.rank)?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Communicator::enqueue`]; the calls were checked, and none is empty.
+    unsafe fn enqueue_checked(&self, calls: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
+        match self.host.turn(stream)? {
+            Turn::Inline(_turn) => {
+                let endpoint: &Endpoint = self.endpoint();
+                // SAFETY: By the caller.
+                unsafe { endpoint.run(&Ticket::take(endpoint), calls) }
+            }
+            Turn::Queued(turn) => {
+                let calls = Calls::new(calls);
+                let ticket = Ticket::take(Arc::clone(&self.presence));
+                // SAFETY: By the caller.
+                turn.push(Box::new(move || unsafe { calls.run(&ticket) }));
+                Ok(())
+            }
+            Turn::Captured(turn) => {
+                turn.retain(self.info.token.clone());
+                turn.push(Arc::new(CollectiveNode {
+                    presence: Arc::downgrade(&self.presence),
+                    calls: Calls::new(calls),
+                    windows: self.windows_of(calls)?,
+                }));
+                Ok(())
+            }
+        }
+    }
+
+    fn windows_of(&self, calls: &[Collective<'_>]) -> Result<Vec<Arc<Window>>> {
+        let mut windows: Vec<Arc<Window>> = Vec::new();
+        for (which, side) in calls
+            .iter()
+            .flat_map(|call| [("send", call.send), ("recv", call.recv)])
+        {
+            if let Some(window) = self.windows.check(which, side)?
+                && windows.iter().all(|known| known.id != window.id)
+            {
+                windows.push(Arc::clone(window));
+            }
+        }
+        Ok(windows)
+    }
+}
+
+/// Whether the operation moves nothing on any rank. An all-to-all that sends nothing from here may
+/// still receive.
+fn is_empty(call: &Collective<'_>) -> bool {
+    let receives =
+        matches!(call.op, Op::AllToAll { recv_counts } if recv_counts != Counts::Even(0));
+    call.is_empty() && !receives
+}
+
+impl Communicator for HostCommunicator {
+    fn info(&self) -> &CommInfo {
+        &self.info
+    }
+
+    fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
+        self.endpoint().check_open()?;
+        self.check(ops)
+            .map_err(|error| self.endpoint().named(error))?;
+        if ops.iter().any(is_empty) {
+            let full: Vec<_> = ops.iter().filter(|call| !is_empty(call)).copied().collect();
+            if full.is_empty() {
+                return Ok(());
+            }
+            // SAFETY: By the caller.
+            return unsafe { self.enqueue_checked(&full, stream) };
+        }
+        if ops.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: By the caller.
+        unsafe { self.enqueue_checked(ops, stream) }
+    }
+
+    fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
+        let endpoint = Arc::clone(self.endpoint());
+        self.windows
+            .control
+            .exchange(&endpoint, Round::Agree, &mine.encode(), deadline)
+            .and_then(|all| all.iter().map(|bytes| Record::decode(bytes)).collect())
+            .map_err(|error| endpoint.named(error.during("agree")))
+    }
+
+    fn window_of(&self, addr: Addr, bytes: usize) -> Option<WindowSlice> {
+        self.windows.containing(addr, bytes)
+    }
+
+    fn symmetric(&mut self) -> Option<&mut dyn SymmetricMemory> {
+        Some(&mut self.windows)
+    }
+
+    fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn Communicator>>> {
+        let deadline = self.endpoint().deadline();
+        let wanted = color.map_or(0, |color| u64::from(color) + 1);
+        let mine = Record::new().fact(wanted).fact(u64::from(key));
+        let records = self.agree(&mine, deadline)?;
+        self.splits += 1;
+        let Some(color) = color else { return Ok(None) };
+        let mut members: Vec<_> = records
+            .iter()
+            .enumerate()
+            .filter_map(|(rank, record)| match record.facts() {
+                [theirs, key] if *theirs == wanted => Some((*key, Rank::new(rank))),
+                _ => None,
+            })
+            .collect();
+        members.sort_unstable();
+        let members: Vec<_> = members.into_iter().map(|(_, rank)| rank).collect();
+        let name = format!("host/split/{}/{color}", self.splits);
+        let bootstrap = self.endpoint().bootstrap.subgroup(&name, &members)?;
+        let child = Self::connect_within(bootstrap, Arc::clone(&self.host), deadline)?;
+        Ok(Some(Box::new(child)))
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        AbortHandle::new(Arc::new(HostAbort(Arc::clone(self.endpoint()))))
+    }
+
+    /// It waits for operations that this rank enqueued, within the deadline, and for no peer: one
+    /// that still waits for this rank in an operation gets
+    /// [`PeerFailed`](collectives_core::error::ErrorKind::PeerFailed).
+    fn shutdown(&mut self) -> Result<Deferred> {
+        let endpoint = Arc::clone(self.endpoint());
+        let begun = Instant::now();
+        let give_up = || endpoint.fabric.is_broken() || begun.elapsed() >= endpoint.deadline();
+        let finished = endpoint.tickets().finish(give_up);
+        if !endpoint.close() {
+            return Ok(Deferred::default());
+        }
+        endpoint
+            .fabric
+            .member(self.info.rank.index())
+            .gone
+            .store(true, Ordering::SeqCst);
+        endpoint.fabric.lobby.wake();
+        let held = self.windows.clear();
+        let deferred = Deferred {
+            windows: held.len(),
+            mapped_bytes: held.iter().map(|&bytes| self.info.mapped(bytes)).sum(),
+            communicator: !self.info.token.is_sole_owner(),
+        };
+        if finished || endpoint.fabric.is_broken() {
+            Ok(deferred)
+        } else {
+            let what = "operations were still enqueued when the deadline of the shutdown passed";
+            Err(endpoint.named(Misuse::Other(what.to_owned()).into()))
+        }
+    }
+}

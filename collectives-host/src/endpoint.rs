@@ -1,0 +1,352 @@
+//! One rank's engine: runs its operations in order, each as one meeting with the other ranks.
+
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use collectives_core::bootstrap::{Bootstrap, DEFAULT_DEADLINE};
+use collectives_core::collective::Collective;
+use collectives_core::error::{Error, ErrorKind, Result};
+use collectives_core::rank::Rank;
+
+use crate::compare::{self, Posts};
+use crate::exchange;
+use crate::fabric::Fabric;
+use crate::flat;
+use crate::meeting::Meeting;
+use crate::model::DeviceModel;
+use crate::post::{INLINE, Post, SMALL};
+use crate::reduce::Scratch;
+use crate::tickets::{Ticket, Tickets};
+use crate::view::{Leave, Member, Single};
+
+/// The name of this backend in errors and reports.
+pub(crate) const BACKEND: &str = "host";
+
+/// One rank of one communicator, shared by its handle, by queued operations and by graphs.
+pub(crate) struct Endpoint {
+    pub(crate) fabric: Arc<Fabric>,
+    pub(crate) bootstrap: Arc<dyn Bootstrap>,
+    pub(crate) rank: Rank,
+    pub(crate) model: DeviceModel,
+    tickets: Tickets,
+    closed: AtomicBool,
+    deadline: AtomicU64,
+    seat: UnsafeCell<Seat>,
+}
+
+/// What only the operation uses whose turn it is.
+struct Seat {
+    /// The number of the last operation.
+    number: u64,
+    scratch: Scratch,
+    /// The posts of a group.
+    posts: Vec<Post>,
+    skew: u64,
+}
+
+// SAFETY: The seat is used by whoever has the turn, one at a time; the rest is `Sync` by itself.
+unsafe impl Sync for Endpoint {}
+// SAFETY: As above; the pointers among a group's posts are used during its meeting only.
+unsafe impl Send for Endpoint {}
+
+impl AsRef<Tickets> for &Endpoint {
+    fn as_ref(&self) -> &Tickets {
+        &self.tickets
+    }
+}
+
+impl Endpoint {
+    pub(crate) fn new(
+        fabric: Arc<Fabric>,
+        bootstrap: Arc<dyn Bootstrap>,
+        model: DeviceModel,
+    ) -> Self {
+        let rank = bootstrap.rank();
+        let skew = model
+            .skew()
+            .map_or(0, |skew| skew.seed ^ u64::from(rank.0).rotate_left(32));
+        let endpoint = Self {
+            fabric,
+            bootstrap,
+            rank,
+            model,
+            tickets: Tickets::new(),
+            closed: AtomicBool::new(false),
+            deadline: AtomicU64::new(0),
+            seat: UnsafeCell::new(Seat {
+                number: 0,
+                scratch: Scratch::new(),
+                posts: Vec::new(),
+                skew,
+            }),
+        };
+        endpoint.set_deadline(DEFAULT_DEADLINE);
+        endpoint
+    }
+
+    pub(crate) fn tickets(&self) -> &Tickets {
+        &self.tickets
+    }
+
+    pub(crate) fn deadline(&self) -> Duration {
+        Duration::from_nanos(self.deadline.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_deadline(&self, deadline: Duration) {
+        let nanos = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
+        self.deadline.store(nanos, Ordering::Relaxed);
+    }
+
+    /// Whether this call closed it.
+    pub(crate) fn close(&self) -> bool {
+        !self.closed.swap(true, Ordering::AcqRel)
+    }
+
+    /// Checks that the communicator is neither closed nor broken.
+    #[inline]
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) || self.fabric.is_broken() {
+            return Err(self.refusal());
+        }
+        Ok(())
+    }
+
+    /// Why the communicator does not work.
+    #[cold]
+    pub(crate) fn refusal(&self) -> Error {
+        let error = if self.closed.load(Ordering::Acquire) {
+            Error::new(ErrorKind::Closed)
+        } else {
+            let lost = || Error::new(ErrorKind::System("the first failure is lost".to_owned()));
+            self.fabric.failure(self.rank).unwrap_or_else(lost)
+        };
+        self.named(error)
+    }
+
+    pub(crate) fn named(&self, error: Error) -> Error {
+        error.on_backend(BACKEND).on_rank(self.rank)
+    }
+
+    /// Fails the communicator on all ranks.
+    pub(crate) fn fail(&self, cause: &str, aborted: bool) {
+        self.fabric.fail(self.rank, cause, aborted);
+        self.bootstrap.publish_failure(cause);
+    }
+
+    /// Takes over a failure that reached only the control plane, and treats a peer that is awaited
+    /// but was shut down as failed.
+    #[cold]
+    pub(crate) fn look_for_failures(&self, awaited: impl IntoIterator<Item = usize>) {
+        if let Some((rank, cause)) = self.bootstrap.failure() {
+            self.fabric.fail(rank, &cause, false);
+        }
+        let gone = |&peer: &usize| self.fabric.member(peer).gone.load(Ordering::Acquire);
+        if let Some(peer) = awaited.into_iter().find(gone) {
+            self.fabric
+                .fail(Rank::new(peer), "it shut the communicator down", false);
+        }
+    }
+
+    /// Runs operations when the ticket's turn comes.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Communicator::enqueue`], whose work this is; each call passed
+    /// [`Collective::check`].
+    ///
+    /// [`Communicator::enqueue`]: collectives_core::communicator::Communicator::enqueue
+    pub(crate) unsafe fn run<T: AsRef<Tickets>>(
+        &self,
+        ticket: &Ticket<T>,
+        calls: &[Collective<'_>],
+    ) -> Result<()> {
+        let broken = || self.fabric.is_broken().then(|| self.refusal());
+        let _turn = ticket.turn(broken)?;
+        if let Some(error) = broken() {
+            return Err(error);
+        }
+        // SAFETY: The turn is this operation's alone.
+        let seat = unsafe { &mut *self.seat.get() };
+        self.drift(seat);
+        let result = match calls {
+            // SAFETY: By the caller.
+            [call] if !call.kind().is_point_to_point() => unsafe { self.single(seat, call) },
+            // SAFETY: By the caller.
+            calls => unsafe { self.group(seat, calls) },
+        };
+        result.map_err(|error| self.context(error, calls))
+    }
+
+    #[cold]
+    fn context(&self, error: Error, calls: &[Collective<'_>]) -> Error {
+        let operation = match calls {
+            [call] => call.kind().name(),
+            _ => "group",
+        };
+        self.named(error.during(operation))
+    }
+
+    /// Sleeps a while where the model wants ranks to drift apart.
+    fn drift(&self, seat: &mut Seat) {
+        let Some(skew) = self.model.skew() else {
+            return;
+        };
+        seat.skew = seat
+            .skew
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695);
+        let share = u32::try_from(seat.skew >> 40).unwrap_or(0);
+        thread::sleep(
+            skew.longest
+                .mul_f64(f64::from(share) / f64::from(1_u32 << 24)),
+        );
+    }
+
+    fn meeting(&self, seat: &mut Seat) -> Meeting<'_> {
+        seat.number += 1;
+        Meeting {
+            endpoint: self,
+            fabric: &self.fabric,
+            rank: self.rank,
+            number: seat.number,
+            deadline: self.deadline(),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Endpoint::run`].
+    unsafe fn single(&self, seat: &mut Seat, call: &Collective<'_>) -> Result<()> {
+        let meeting = self.meeting(seat);
+        let inline =
+            !(self.model.multicast() && (call.send.window.is_some() || call.recv.window.is_some()));
+        let leave = Leave(&meeting);
+        if meeting.is_open() {
+            // SAFETY: By the caller; the slot is this rank's own.
+            unsafe { self.announce(&meeting, call, inline) };
+        }
+        meeting.meet()?;
+        let posts = Single {
+            meeting: &meeting,
+            endpoint: self,
+        };
+        let mut stay = false;
+        let result = if posts.all_plain_alike(&mut stay) {
+            Ok(())
+        } else {
+            compare::group_lengths(&posts).and_then(|()| compare::operations(&posts))
+        };
+        // SAFETY: By the caller, and all ranks said the same.
+        let result =
+            result.and_then(|()| unsafe { exchange::run(&posts, call, &mut seat.scratch) });
+        leave.now(stay || result.is_err());
+        result
+    }
+
+    /// Writes this rank's slot.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Endpoint::run`], and nobody has given up on this rank.
+    #[inline]
+    unsafe fn announce(&self, meeting: &Meeting<'_>, call: &Collective<'_>, inline: bool) {
+        let slot = meeting.slot(self.rank.index());
+        // SAFETY: Everybody has left the operation two before this one, so nobody reads the slot.
+        let post = unsafe { &mut *slot.post() };
+        post.fill(call, self.rank, self.fabric.world_size(), inline);
+        if post.head.is(INLINE) && call.send.bytes > 0 {
+            let target = match call.send.bytes {
+                0..=SMALL => post.small.as_mut_ptr(),
+                _ => slot.eager(),
+            };
+            let source = call.send.addr.as_ptr::<u8>();
+            // SAFETY: By the caller the operand is valid, and `INLINE` means that it fits.
+            unsafe { ptr::copy_nonoverlapping(source, target, call.send.bytes) };
+        }
+    }
+
+    /// A group: its messages are posted, its collectives are one meeting, its messages are awaited.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Endpoint::run`].
+    unsafe fn group(&self, seat: &mut Seat, calls: &[Collective<'_>]) -> Result<()> {
+        let (messages, collectives): (Vec<_>, Vec<_>) = calls
+            .iter()
+            .partition(|call| call.kind().is_point_to_point());
+        // SAFETY: By the caller.
+        let posted = unsafe { self.fabric.mail.post(self, &messages) };
+        let met = match collectives.as_slice() {
+            [] => Ok(()),
+            // SAFETY: By the caller.
+            [call] => unsafe { self.single(seat, call) },
+            // SAFETY: By the caller.
+            calls => unsafe { self.several(seat, calls) },
+        };
+        let delivered = posted.wait(self);
+        met.and(delivered)
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Endpoint::run`].
+    unsafe fn several(&self, seat: &mut Seat, calls: &[&Collective<'_>]) -> Result<()> {
+        let meeting = self.meeting(seat);
+        let world_size = self.fabric.world_size();
+        let post = |call: &&Collective<'_>| Post::of_member(call, self.rank, world_size);
+        seat.posts.clear();
+        seat.posts.extend(calls.iter().map(post));
+        if meeting.is_open() {
+            let post = Post::of_group(calls.len(), seat.posts.as_ptr());
+            // SAFETY: Everybody has left the operation two before this one.
+            unsafe { meeting.slot(self.rank.index()).post().write(post) };
+        }
+        let leave = Leave(&meeting);
+        meeting.meet()?;
+        let each = |index| Member {
+            meeting: &meeting,
+            endpoint: self,
+            index,
+        };
+        let single = Single {
+            meeting: &meeting,
+            endpoint: self,
+        };
+        let mut result = compare::group_lengths(&single);
+        for index in 0..calls.len() {
+            result = result.and_then(|()| compare::operations(&each(index)));
+        }
+        for (index, call) in calls.iter().enumerate() {
+            // SAFETY: By the caller, and all ranks said the same.
+            result = result
+                .and_then(|()| unsafe { exchange::run(&each(index), call, &mut seat.scratch) });
+        }
+        leave.now(true);
+        result
+    }
+
+    /// Where `rank`'s input is read: where it says, or, in a reduction under the multicast of the
+    /// model, where this rank believes its window to be.
+    pub(crate) fn input_of(&self, posts: &impl Posts, rank: usize) -> *const u8 {
+        let me = self.rank.index();
+        let mine = posts.post(me);
+        if self.model.multicast() && mine.head.reduces() && mine.send.window > 0 && rank != me {
+            return flat::address(&self.fabric, me, rank, mine.send);
+        }
+        posts.post(rank).send.addr
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("rank", &self.rank)
+            .field("fabric", &self.fabric)
+            .finish_non_exhaustive()
+    }
+}

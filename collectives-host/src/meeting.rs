@@ -1,0 +1,242 @@
+//! How ranks meet in one operation, and how the outcome of meeting is fixed exactly once.
+//!
+//! Operations of a communicator are numbered from one. A rank *arrives* in operation `k` by moving
+//! its word from an earlier operation to `k`; it waits until everybody has. A rank that gives up,
+//! because its deadline passed or the communicator failed, moves the words of *all* absent ranks
+//! to `k` with the mark *absent*, under a lock. Each word moves once per operation, so either every
+//! word says arrived and the operation goes on everywhere, or one says absent and it fails
+//! everywhere, with the one verdict that was noted under the lock. A late rank finds its own word
+//! moved and gets the same verdict; the next operation is a new one.
+//!
+//! Once all have arrived nothing stops an operation, also no abort: a rank may be reading another's
+//! memory. For the same reason nobody gives up on a rank that is still inside the operation before.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use collectives_core::bootstrap::WARN_AFTER;
+use collectives_core::error::{Error, ErrorKind};
+use collectives_core::rank::Rank;
+
+use crate::endpoint::Endpoint;
+use crate::fabric::{Fabric, Slot, lock};
+use crate::post::Post;
+
+/// Why operations failed in which not everybody arrived, until every rank has heard of it.
+#[derive(Debug, Default)]
+pub(crate) struct Verdicts(HashMap<u64, (Verdict, usize)>);
+
+#[derive(Clone, Debug)]
+enum Verdict {
+    Timeout { absent: Vec<Rank>, waited: Duration },
+    Broken,
+}
+
+/// One rank in one operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Meeting<'a> {
+    pub(crate) endpoint: &'a Endpoint,
+    pub(crate) fabric: &'a Fabric,
+    pub(crate) rank: Rank,
+    /// The number of the operation.
+    pub(crate) number: u64,
+    pub(crate) deadline: Duration,
+}
+
+const ABSENT: u64 = 1;
+
+impl<'a> Meeting<'a> {
+    #[inline]
+    pub(crate) fn slot(&self, rank: usize) -> &'a Slot {
+        let slots = &self.fabric.member(rank).slots;
+        if self.number & 1 == 0 {
+            &slots[0]
+        } else {
+            &slots[1]
+        }
+    }
+
+    /// The post of a rank.
+    ///
+    /// # Safety
+    ///
+    /// Everybody has arrived and this rank has not left yet.
+    #[inline]
+    pub(crate) unsafe fn post(&self, rank: usize) -> &'a Post {
+        // SAFETY: By the caller; nobody writes a slot between arriving and everybody's leaving.
+        unsafe { &*self.slot(rank).post() }
+    }
+
+    /// Whether this rank may still write its slot: nobody has given up on it.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.slot(self.rank.index()).word.load(Ordering::Acquire) >> 1 < self.number
+    }
+
+    /// Arrives, and waits for everybody else to arrive.
+    #[inline]
+    pub(crate) fn meet(&self) -> Result<(), Error> {
+        let word = &self.slot(self.rank.index()).word;
+        let seen = word.load(Ordering::Relaxed);
+        let arrived = seen >> 1 < self.number
+            && word
+                .compare_exchange(seen, self.number << 1, Ordering::SeqCst, Ordering::Acquire)
+                .is_ok();
+        if !arrived {
+            return Err(self.verdict());
+        }
+        self.fabric.lobby.wake();
+        let world_size = self.fabric.world_size();
+        for distance in 1..world_size {
+            let peer = (self.rank.index() + distance) % world_size;
+            if !self.wait_for(peer) {
+                return Err(self.verdict());
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until a peer has arrived, or until it is clear that it will not.
+    #[inline]
+    fn wait_for(&self, peer: usize) -> bool {
+        let word = &self.slot(peer).word;
+        let mut warned = false;
+        self.fabric.lobby.wait(
+            || {
+                let word = word.load(Ordering::Acquire);
+                (word >> 1 >= self.number).then_some(word & ABSENT == 0)
+            },
+            |waited| {
+                if self.fabric.is_broken() {
+                    self.give_up(&Verdict::Broken);
+                } else if waited >= self.deadline {
+                    self.give_up(&Verdict::Timeout {
+                        absent: Vec::new(),
+                        waited: self.deadline,
+                    });
+                } else if waited >= WARN_AFTER && !warned {
+                    warned = true;
+                    self.warn("waiting for absent ranks");
+                } else if waited >= Duration::from_millis(10) {
+                    self.endpoint
+                        .look_for_failures(self.absent().map(Rank::index));
+                }
+                None
+            },
+        )
+    }
+
+    #[cold]
+    fn warn(&self, what: &str) {
+        let absent: Vec<_> = self.absent().map(|rank| rank.0).collect();
+        let (rank, operation) = (self.rank.0, self.number);
+        tracing::warn!(?absent, rank, operation, "{what}");
+    }
+
+    fn absent(&self) -> impl Iterator<Item = Rank> {
+        let absent = |&rank: &usize| self.slot(rank).word.load(Ordering::SeqCst) >> 1 < self.number;
+        (0..self.fabric.world_size()).filter(absent).map(Rank::new)
+    }
+
+    /// Marks whoever is absent, unless the operation has been decided or somebody is still inside
+    /// the one before, whom this rank has to wait for.
+    #[cold]
+    fn give_up(&self, why: &Verdict) {
+        let mut verdicts = lock(&self.fabric.verdicts);
+        if verdicts.0.contains_key(&self.number) || self.absent().any(|rank| self.is_inside(rank)) {
+            return;
+        }
+        let mut marked = Vec::new();
+        for rank in self.absent() {
+            let word = &self.slot(rank.index()).word;
+            let seen = word.load(Ordering::Relaxed);
+            let mark = self.number << 1 | ABSENT;
+            let won = seen >> 1 < self.number
+                && word
+                    .compare_exchange(seen, mark, Ordering::SeqCst, Ordering::Relaxed)
+                    .is_ok();
+            if won {
+                marked.push(rank);
+            }
+        }
+        if !marked.is_empty() {
+            let verdict = match why {
+                Verdict::Broken => Verdict::Broken,
+                Verdict::Timeout { waited, .. } => Verdict::Timeout {
+                    absent: marked,
+                    waited: *waited,
+                },
+            };
+            let to_hear = self.fabric.world_size();
+            verdicts.0.insert(self.number, (verdict, to_hear));
+            drop(verdicts);
+            self.fabric.lobby.wake();
+        }
+    }
+
+    /// Whether a rank has arrived in an operation it has not left yet.
+    fn is_inside(&self, rank: Rank) -> bool {
+        let member = self.fabric.member(rank.index());
+        let left = member.left.load(Ordering::Acquire);
+        member.slots.iter().any(|slot| {
+            let word = slot.word.load(Ordering::Acquire);
+            word & ABSENT == 0 && word >> 1 > left
+        })
+    }
+
+    /// The error of an operation in which somebody is marked absent.
+    #[cold]
+    fn verdict(&self) -> Error {
+        let mut verdicts = lock(&self.fabric.verdicts);
+        let verdict = verdicts.0.get_mut(&self.number).map(|(verdict, to_hear)| {
+            *to_hear -= 1;
+            (verdict.clone(), *to_hear)
+        });
+        if let Some((_, 0)) = verdict {
+            verdicts.0.remove(&self.number);
+        }
+        drop(verdicts);
+        match verdict {
+            Some((Verdict::Timeout { absent, waited }, _)) => {
+                Error::new(ErrorKind::Timeout { absent, waited })
+            }
+            _ => self.fabric.failure(self.rank).unwrap_or_else(|| {
+                Error::new(ErrorKind::System("an operation was lost".to_owned()))
+            }),
+        }
+    }
+
+    /// Leaves: this rank reads nothing of its peers any more.
+    #[inline]
+    pub(crate) fn leave(&self, others_wait: bool) {
+        let left = &self.fabric.member(self.rank.index()).left;
+        if others_wait {
+            left.store(self.number, Ordering::SeqCst);
+            self.fabric.lobby.wake();
+        } else {
+            left.store(self.number, Ordering::Release);
+        }
+    }
+
+    /// Waits until everybody has left. It has no deadline: all have arrived, so all will leave.
+    #[inline]
+    pub(crate) fn wait_until_left(&self) {
+        let world_size = self.fabric.world_size();
+        for distance in 1..world_size {
+            let peer = (self.rank.index() + distance) % world_size;
+            let left = &self.fabric.member(peer).left;
+            let mut warned = false;
+            self.fabric.lobby.wait(
+                || (left.load(Ordering::Acquire) >= self.number).then_some(()),
+                |waited| {
+                    if waited >= WARN_AFTER && !warned {
+                        warned = true;
+                        tracing::warn!(rank = self.rank.0, peer, "a rank does not finish");
+                    }
+                    None
+                },
+            );
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! What a rank says about one operation, for its peers to compare and to act on.
+
+use std::ptr;
+
+use collectives_core::addr::Operand;
+use collectives_core::collective::{Collective, Counts, Op, OpKind};
+use collectives_core::dtype::DType;
+use collectives_core::rank::Rank;
+use collectives_core::reduce::ReduceOp;
+
+/// Payload that fits beside the head of a post, in the line that is transferred anyway.
+pub(crate) const SMALL: usize = 32;
+
+/// Payload that is copied into the slot, so that nobody has to wait until peers have read it.
+pub(crate) const EAGER: usize = 1 << 10;
+
+/// The reduction code of an operation that does not reduce.
+const NO_REDUCTION: u8 = u8::MAX;
+
+/// The root of an operation that has none.
+const NO_ROOT: u32 = u32::MAX;
+
+/// The payload is in the slot.
+pub(crate) const INLINE: u8 = 1;
+/// A side lies in a window.
+pub(crate) const WINDOWS: u8 = 2;
+/// Counts differ between ranks, so vectors have to be looked at.
+pub(crate) const UNEVEN: u8 = 4;
+/// The post stands for a group: `count` posts at `counts`.
+pub(crate) const GROUP: u8 = 8;
+
+/// What must be equal on all ranks and fits into a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(8))]
+pub(crate) struct Head {
+    pub(crate) kind: OpKind,
+    pub(crate) dtype: DType,
+    pub(crate) reduction: u8,
+    pub(crate) flags: u8,
+    pub(crate) root: u32,
+}
+
+/// One operand on one rank.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Side {
+    /// Null where the rank has no such operand, or none with elements.
+    pub(crate) addr: *mut u8,
+    /// The ordinal of the window plus one; zero outside any window.
+    pub(crate) window: u64,
+    /// The offset in the window; in place, that of the operand this one is a part of.
+    pub(crate) offset: usize,
+}
+
+/// One operation on one rank. The head, the count and a small payload share a cache line with the
+/// word that announces them.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Post {
+    pub(crate) head: Head,
+    /// Elements; of all ranks together where `counts` is not null.
+    pub(crate) count: usize,
+    /// The scalar of a pre-multiplied sum, or how many elements an all-to-all receives.
+    pub(crate) scalar: u64,
+    pub(crate) small: [u8; SMALL],
+    pub(crate) send: Side,
+    pub(crate) recv: Side,
+    /// The counts vector, null where counts are even; of a group, its posts.
+    pub(crate) counts: *const usize,
+    /// What an all-to-all receives from each rank.
+    pub(crate) recv_counts: *const usize,
+}
+
+const _: () = assert!(size_of::<Post>() == 120);
+
+impl Head {
+    pub(crate) const fn is(self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    pub(crate) const fn reduces(self) -> bool {
+        self.reduction != NO_REDUCTION
+    }
+
+    /// The name of the reduction.
+    pub(crate) const fn reduction_name(self) -> &'static str {
+        match self.reduction {
+            0 => "sum",
+            1 => "product",
+            2 => "min",
+            3 => "max",
+            4 => "average",
+            5 => "premulsum",
+            _ => "none",
+        }
+    }
+
+    pub(crate) fn root_name(self) -> String {
+        match self.root {
+            NO_ROOT => "none".to_owned(),
+            root => root.to_string(),
+        }
+    }
+}
+
+impl Side {
+    const NONE: Self = Self {
+        addr: ptr::null_mut(),
+        window: 0,
+        offset: 0,
+    };
+
+    #[inline]
+    fn new(operand: Operand, part: usize) -> Self {
+        if operand.bytes == 0 {
+            return Self::NONE;
+        }
+        Self {
+            addr: operand.addr.as_ptr(),
+            window: operand.window.map_or(0, |slice| slice.window.0 + 1),
+            offset: operand
+                .window
+                .map_or(0, |slice| slice.offset.wrapping_sub(part)),
+        }
+    }
+}
+
+impl Post {
+    /// What slots hold before their first use.
+    pub(crate) const NONE: Self = Self::of_group(0, ptr::null());
+
+    /// The post of a group with these posts.
+    pub(crate) const fn of_group(length: usize, posts: *const Self) -> Self {
+        Self {
+            head: Head {
+                kind: OpKind::Barrier,
+                dtype: DType::U8,
+                reduction: NO_REDUCTION,
+                flags: GROUP,
+                root: NO_ROOT,
+            },
+            count: length,
+            scalar: 0,
+            small: [0; SMALL],
+            send: Side::NONE,
+            recv: Side::NONE,
+            counts: posts.cast(),
+            recv_counts: ptr::null(),
+        }
+    }
+
+    /// The post of one operation in a group.
+    pub(crate) fn of_member(call: &Collective<'_>, rank: Rank, world_size: usize) -> Self {
+        let mut post = Self::NONE;
+        post.fill(call, rank, world_size, false);
+        post
+    }
+
+    /// Becomes the post of one operation, in place. The payload stays out unless `inline` allows it
+    /// in. `small` is left as it is.
+    #[inline]
+    pub(crate) fn fill(
+        &mut self,
+        call: &Collective<'_>,
+        rank: Rank,
+        world_size: usize,
+        inline: bool,
+    ) {
+        let (counts, even) = vector(call.counts);
+        let mut flags = if counts.is_null() { 0 } else { UNEVEN };
+        let (mut scalar, mut recv_counts) = (0, ptr::null());
+        match call.op {
+            Op::AllToAll {
+                recv_counts: counts,
+            } => {
+                let (vector, even_recv) = vector(counts);
+                recv_counts = vector;
+                scalar = even_recv as u64;
+                if !vector.is_null() || even_recv != even {
+                    flags |= UNEVEN;
+                }
+            }
+            Op::AllReduce(ReduceOp::PreMulSum(own))
+            | Op::ReduceScatter(ReduceOp::PreMulSum(own))
+            | Op::Reduce {
+                op: ReduceOp::PreMulSum(own),
+                ..
+            } => scalar = own.bits(),
+            _ => {}
+        }
+        let (mut send_part, mut recv_part) = (0, 0);
+        if call.send.window.is_some() || call.recv.window.is_some() {
+            flags |= WINDOWS;
+            (send_part, recv_part) = parts(call, rank);
+        }
+        let kind = call.kind();
+        if inline && flags & UNEVEN == 0 && payload(kind, even, call.dtype, world_size) <= EAGER {
+            flags |= INLINE;
+        }
+        self.head = Head {
+            kind,
+            dtype: call.dtype,
+            reduction: call.reduction().map_or(NO_REDUCTION, ReduceOp::code),
+            flags,
+            root: call.root().map_or(NO_ROOT, |root| root.0),
+        };
+        self.count = even;
+        self.scalar = scalar;
+        self.send = Side::new(call.send, send_part);
+        self.recv = Side::new(call.recv, recv_part);
+        self.counts = counts;
+        self.recv_counts = recv_counts;
+    }
+
+    /// Whether a payload in the slot is in the post itself.
+    #[inline]
+    pub(crate) fn small_holds_payload(&self, world_size: usize) -> bool {
+        payload(self.head.kind, self.count, self.head.dtype, world_size) <= SMALL
+    }
+
+    /// Elements this rank sends to `to` in an all-to-all.
+    pub(crate) fn sends(&self, to: usize) -> usize {
+        entry(self.counts, self.count, to)
+    }
+
+    /// Elements this rank receives from `from` in an all-to-all.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "it was made from a `usize`"
+    )]
+    pub(crate) fn receives(&self, from: usize) -> usize {
+        entry(self.recv_counts, self.scalar as usize, from)
+    }
+}
+
+/// Bytes of payload one sender has at most; the same on every rank.
+fn payload(kind: OpKind, count: usize, dtype: DType, world_size: usize) -> usize {
+    let parts = match kind {
+        OpKind::ReduceScatter | OpKind::AllToAll | OpKind::Scatter => world_size,
+        _ => 1,
+    };
+    count.saturating_mul(dtype.size()).saturating_mul(parts)
+}
+
+/// Where in place each operand begins inside the other, in bytes.
+fn parts(call: &Collective<'_>, rank: Rank) -> (usize, usize) {
+    if call.send.bytes == 0 || call.recv.bytes == 0 || !call.is_in_place(rank) {
+        return (0, 0);
+    }
+    let before = call.counts.before(rank) * call.dtype.size();
+    match call.op {
+        Op::ReduceScatter(_) | Op::Scatter { .. } => (0, before),
+        Op::AllGather | Op::Gather { .. } => (before, 0),
+        _ => (0, 0),
+    }
+}
+
+/// The vector and the sum of uneven counts, or null and the count of even ones. A vector of equal
+/// entries is even.
+fn vector(counts: Counts<'_>) -> (*const usize, usize) {
+    match counts {
+        Counts::Even(count) => (ptr::null(), count),
+        Counts::Uneven(counts) => match counts.first() {
+            Some(first) if counts.iter().any(|count| count != first) => {
+                (counts.as_ptr(), counts.iter().sum())
+            }
+            first => (ptr::null(), first.copied().unwrap_or(0)),
+        },
+        _ => (ptr::null(), 0),
+    }
+}
+
+fn entry(vector: *const usize, even: usize, rank: usize) -> usize {
+    if vector.is_null() {
+        return even;
+    }
+    // SAFETY: Vectors have one entry per rank, by `Collective::check`, and their owner stays in
+    // the operation until every peer has left it, because uneven operations are never inline.
+    unsafe { *vector.wrapping_add(rank) }
+}

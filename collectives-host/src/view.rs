@@ -1,0 +1,117 @@
+//! What one operation sees of the ranks that have met in it, and how it leaves.
+
+use collectives_core::rank::Rank;
+
+use crate::compare::Posts;
+use crate::endpoint::Endpoint;
+use crate::exchange::View;
+use crate::meeting::Meeting;
+use crate::post::{GROUP, INLINE, Post, UNEVEN, WINDOWS};
+
+/// Leaves a meeting, also when the rank panics inside.
+pub(crate) struct Leave<'a>(pub(crate) &'a Meeting<'a>);
+
+impl Leave<'_> {
+    #[inline]
+    pub(crate) fn now(self, stay: bool) {
+        let meeting = self.0;
+        std::mem::forget(self);
+        meeting.leave(stay);
+        if stay {
+            meeting.wait_until_left();
+        }
+    }
+}
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        self.0.leave(true);
+    }
+}
+
+/// The posts of a meeting of single operations, or the heads of groups.
+pub(crate) struct Single<'a> {
+    pub(crate) meeting: &'a Meeting<'a>,
+    pub(crate) endpoint: &'a Endpoint,
+}
+
+impl Single<'_> {
+    /// Whether all ranks posted the same, and it takes no closer look. Sets `stay` if somebody's
+    /// payload is not in its slot.
+    #[inline]
+    pub(crate) fn all_plain_alike(&self, stay: &mut bool) -> bool {
+        let first = self.post(0);
+        let mut alike = first.head.flags & (WINDOWS | UNEVEN | GROUP) == 0;
+        *stay |= !first.head.is(INLINE);
+        for rank in 1..self.world_size() {
+            let post = self.post(rank);
+            alike &= post.head == first.head && post.count == first.count;
+            *stay |= !post.head.is(INLINE);
+        }
+        alike
+    }
+}
+
+impl Posts for Single<'_> {
+    #[inline]
+    fn world_size(&self) -> usize {
+        self.meeting.fabric.world_size()
+    }
+
+    #[inline]
+    fn post(&self, rank: usize) -> &Post {
+        // SAFETY: It is made after all have arrived and used before this rank leaves.
+        unsafe { self.meeting.post(rank) }
+    }
+}
+
+impl View for Single<'_> {
+    fn rank(&self) -> Rank {
+        self.meeting.rank
+    }
+
+    #[inline]
+    fn input(&self, rank: usize) -> *const u8 {
+        let post = self.post(rank);
+        if !post.head.is(INLINE) {
+            return self.endpoint.input_of(self, rank);
+        }
+        if post.small_holds_payload(self.world_size()) {
+            post.small.as_ptr()
+        } else {
+            self.meeting.slot(rank).eager()
+        }
+    }
+}
+
+/// The posts of one operation of a group.
+pub(crate) struct Member<'a> {
+    pub(crate) meeting: &'a Meeting<'a>,
+    pub(crate) endpoint: &'a Endpoint,
+    pub(crate) index: usize,
+}
+
+impl Posts for Member<'_> {
+    fn world_size(&self) -> usize {
+        self.meeting.fabric.world_size()
+    }
+
+    fn post(&self, rank: usize) -> &Post {
+        // SAFETY: It is made after all have arrived and used before this rank leaves.
+        let group = unsafe { self.meeting.post(rank) };
+        let post = group.counts.cast::<Post>().wrapping_add(self.index);
+        // SAFETY: All groups have the same length, of which the index is less, and the posts live
+        // until everybody has left.
+        unsafe { &*post }
+    }
+}
+
+impl View for Member<'_> {
+    fn rank(&self) -> Rank {
+        self.meeting.rank
+    }
+
+    fn input(&self, rank: usize) -> *const u8 {
+        self.endpoint.input_of(self, rank)
+    }
+}

@@ -1,0 +1,252 @@
+//! The windows of one communicator on one rank.
+
+use std::collections::BTreeMap;
+use std::ptr;
+use std::sync::Arc;
+
+use collectives_core::addr::{Addr, Operand, WindowId, WindowSlice};
+use collectives_core::agreement::{mismatch, odd_one_out};
+use collectives_core::device::Device;
+use collectives_core::error::{Error, Field, Misuse, Result, Unsupported};
+use collectives_core::memory::{KeepAlive, Memory};
+use collectives_core::rank::{CommId, Rank};
+use collectives_core::symmetric::SymmetricMemory;
+
+use crate::control::{Control, Round};
+use crate::device::HostDevice;
+use crate::endpoint::Endpoint;
+use crate::fabric::lock;
+use crate::model::Call;
+use crate::verdict::{self, Outcome};
+
+/// A registered window. Graphs that captured an operation on it hold it too, so that it keeps the
+/// bytes mapped as long as a replay may use them.
+#[derive(Debug)]
+pub(crate) struct Window {
+    pub(crate) id: WindowId,
+    base: Addr,
+    pub(crate) bytes: usize,
+    /// Where each rank's part begins.
+    peers: Box<[Addr]>,
+    _mapped: KeepAlive,
+}
+
+/// The windows registered now, and the order of control calls.
+#[derive(Debug)]
+pub(crate) struct Windows {
+    comm: CommId,
+    endpoint: Arc<Endpoint>,
+    device: Arc<HostDevice>,
+    pub(crate) control: Control,
+    /// The next ordinal; never reused.
+    next: u64,
+    live: BTreeMap<WindowId, Arc<Window>>,
+    /// The windows by address.
+    by_address: Vec<Arc<Window>>,
+}
+
+impl Windows {
+    pub(crate) fn new(comm: CommId, endpoint: Arc<Endpoint>, device: Arc<HostDevice>) -> Self {
+        Self {
+            comm,
+            endpoint,
+            device,
+            control: Control::default(),
+            next: 0,
+            live: BTreeMap::new(),
+            by_address: Vec::new(),
+        }
+    }
+
+    /// The window that wholly contains a range.
+    pub(crate) fn containing(&self, addr: Addr, bytes: usize) -> Option<WindowSlice> {
+        let after = self
+            .by_address
+            .partition_point(|window| window.base <= addr);
+        let window = self.by_address.get(after.checked_sub(1)?)?;
+        let offset = addr.value() - window.base.value();
+        (offset.checked_add(bytes)? <= window.bytes).then_some(WindowSlice {
+            comm: self.comm,
+            window: window.id,
+            offset,
+        })
+    }
+
+    /// Checks that an operand lies in the window it names, and gives that window.
+    #[inline]
+    pub(crate) fn check(
+        &self,
+        which: &'static str,
+        operand: Operand,
+    ) -> Result<Option<&Arc<Window>>> {
+        let Some(slice) = operand.window else {
+            return Ok(None);
+        };
+        let window = match self.live.get(&slice.window) {
+            Some(window) if slice.comm == self.comm => window,
+            _ => return Err(Misuse::UnknownWindow.into()),
+        };
+        let end = slice.offset.checked_add(operand.bytes);
+        let inside = end.is_some_and(|end| end <= window.bytes)
+            && operand.addr == window.base.offset(slice.offset);
+        if inside {
+            Ok(Some(window))
+        } else {
+            Err(Misuse::OutsideWindow { which }.into())
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Deregisters all windows, oldest first, alone; gives those that graphs still hold.
+    pub(crate) fn clear(&mut self) -> Vec<usize> {
+        self.by_address.clear();
+        let mut flat = lock(&self.endpoint.fabric.flat[self.endpoint.rank.index()]);
+        let mut held = Vec::new();
+        while let Some((id, window)) = self.live.pop_first() {
+            flat.remove(id);
+            if Arc::strong_count(&window) > 1 {
+                held.push(window.bytes);
+            }
+        }
+        held
+    }
+
+    fn check_registrable(&self, memory: &Memory) -> Result<(), Outcome> {
+        if memory.device() != self.device.id() {
+            return Err(Outcome::WrongDevice);
+        }
+        if self.device.refuse(Call::Register).is_err() {
+            return Err(Outcome::Refused);
+        }
+        let operand = Operand::new(memory.addr(), memory.bytes());
+        let overlaps =
+            |window: &Arc<Window>| operand.overlaps(Operand::new(window.base, window.bytes));
+        if self.by_address.iter().any(overlaps) {
+            return Err(Outcome::AlreadyRegistered);
+        }
+        if !self.device.is_symmetric(memory) {
+            return Err(Outcome::NotSymmetric);
+        }
+        if self.device.model().null_windows() {
+            return Err(Outcome::NullWindow);
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, memory: &Memory, peers: Box<[Addr]>) -> WindowId {
+        let id = WindowId(self.next);
+        self.next += 1;
+        let window = Arc::new(Window {
+            id,
+            base: memory.addr(),
+            bytes: memory.bytes(),
+            peers,
+            _mapped: memory.keep_alive(),
+        });
+        let position = self
+            .by_address
+            .partition_point(|other| other.base < window.base);
+        self.by_address.insert(position, Arc::clone(&window));
+        lock(&self.endpoint.fabric.flat[self.endpoint.rank.index()]).insert(
+            id,
+            window.base,
+            window.bytes,
+        );
+        self.live.insert(id, window);
+        id
+    }
+
+    fn named(&self, error: Error, operation: &'static str) -> Error {
+        self.endpoint.named(error.during(operation))
+    }
+}
+
+impl SymmetricMemory for Windows {
+    fn allocate(&mut self, bytes: usize, extend: Option<WindowId>) -> Result<Memory> {
+        if extend.is_some() {
+            let what = "a window cannot be extended: this device maps no bytes twice";
+            return Err(Error::unsupported(Unsupported::Operation(what.to_owned())));
+        }
+        self.endpoint.check_open()?;
+        self.device.allocate_symmetric(bytes)
+    }
+
+    fn register(&mut self, memory: &Memory) -> Result<WindowId> {
+        self.endpoint.check_open()?;
+        let local = self.check_registrable(memory);
+        let mine = verdict::encode(
+            &local,
+            [memory.bytes() as u64, memory.addr().value() as u64],
+        );
+        let deadline = self.endpoint.deadline();
+        let all = self
+            .control
+            .exchange(&self.endpoint, Round::Register, &mine, deadline)
+            .and_then(|all| verdict::decode(&all))
+            .map_err(|error| self.named(error, "register"))?;
+        let bytes: Vec<_> = all.iter().map(|[bytes, _]| *bytes).collect();
+        if let Some((odd, usual)) = odd_one_out(&bytes) {
+            let (theirs, ours) = (bytes[odd].to_string(), bytes[usual].to_string());
+            return Err(self.named(mismatch(odd, Field::Bytes, theirs, ours), "register"));
+        }
+        let address = |&[_, base]: &[u64; 2]| {
+            let value = usize::try_from(base).unwrap_or(0);
+            Addr::from_ptr(ptr::with_exposed_provenance_mut::<u8>(value))
+        };
+        Ok(self.insert(memory, all.iter().map(address).collect()))
+    }
+
+    fn retire(&mut self, window: WindowId) -> Result<()> {
+        self.endpoint.check_open()?;
+        let local = if !self.live.contains_key(&window) {
+            Err(Outcome::UnknownWindow)
+        } else if self.device.refuse(Call::Retire).is_err() {
+            Err(Outcome::Refused)
+        } else {
+            Ok(())
+        };
+        let mine = verdict::encode(&local, [window.0, 0]);
+        let deadline = self.endpoint.deadline();
+        let all = self
+            .control
+            .exchange(&self.endpoint, Round::Retire, &mine, deadline)
+            .and_then(|all| verdict::decode(&all))
+            .map_err(|error| self.named(error, "retire"))?;
+        let ordinals: Vec<_> = all.iter().map(|[ordinal, _]| *ordinal).collect();
+        if let Some((odd, usual)) = odd_one_out(&ordinals) {
+            let (theirs, ours) = (ordinals[odd].to_string(), ordinals[usual].to_string());
+            return Err(self.named(mismatch(odd, Field::Window, theirs, ours), "retire"));
+        }
+        lock(&self.endpoint.fabric.flat[self.endpoint.rank.index()]).remove(window);
+        self.by_address.retain(|other| other.id != window);
+        self.live.remove(&window);
+        Ok(())
+    }
+
+    fn peer_address(&mut self, window: WindowId, rank: Rank, offset: usize) -> Result<Addr> {
+        let window = self.live.get(&window).ok_or(Misuse::UnknownWindow)?;
+        let base = window
+            .peers
+            .get(rank.index())
+            .ok_or(Misuse::RankOutOfRange {
+                rank,
+                world_size: window.peers.len(),
+            })?;
+        if offset > window.bytes {
+            return Err(Misuse::OutOfBounds {
+                offset,
+                bytes: 0,
+                available: window.bytes,
+            }
+            .into());
+        }
+        Ok(base.offset(offset))
+    }
+
+    fn window_count(&mut self) -> usize {
+        self.count()
+    }
+}

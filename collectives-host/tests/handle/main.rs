@@ -1,0 +1,63 @@
+//! `Collectives` on the host backend: what users call, with scratch and without.
+
+mod failure;
+mod graphs;
+mod operations;
+mod paths;
+mod slices;
+mod symmetric;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use collectives_alloc::config::ScratchConfig;
+use collectives_core::collectives::Collectives;
+use collectives_core::device::Device;
+use collectives_core::error::Result;
+use collectives_core::scratch::ScratchAllocator;
+use collectives_core::stream::Stream;
+use collectives_host::communicator::HostCommunicator;
+use collectives_host::world::HostWorld;
+
+type Handle = Collectives<HostCommunicator, Box<dyn ScratchAllocator>>;
+
+/// Runs `body` on every rank of a world, with a pool of the policy, and gives back what each said.
+fn ranks<R: Send>(
+    world_size: usize,
+    policy: &str,
+    body: impl Fn(&mut Handle, &mut Stream) -> Result<R> + Sync,
+) -> Vec<Result<R>> {
+    world(world_size)
+        .run(|comm| {
+            let mut collectives = Collectives::new(comm, pool(policy)?);
+            let mut stream = collectives.device().create_stream()?;
+            let result = body(&mut collectives, &mut stream);
+            drop(stream);
+            let _deferred = collectives.close()?;
+            result
+        })
+}
+
+/// As [`ranks`], with the pool most tests use, and every rank must succeed.
+fn all<R: Send>(
+    world_size: usize,
+    body: impl Fn(&mut Handle, &mut Stream) -> Result<R> + Sync,
+) -> Vec<R> {
+    let results = ranks(world_size, "geometric", body);
+    results.into_iter().map(Result::unwrap).collect()
+}
+
+/// A world that gives up on a rank after 20 s.
+fn world(ranks: usize) -> HostWorld {
+    HostWorld::new(ranks).deadline(Duration::from_secs(20))
+}
+
+fn pool(policy: &str) -> Result<Box<dyn ScratchAllocator>> {
+    let mut config = ScratchConfig::default();
+    config.policy = Some(policy.to_owned());
+    config.build()
+}
+
+fn device(collectives: &Handle) -> Arc<dyn Device> {
+    Arc::clone(collectives.device())
+}

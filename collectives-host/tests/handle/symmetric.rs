@@ -1,0 +1,110 @@
+//! Buffers in windows of their own.
+
+use collectives_core::buffer::Buffer;
+use collectives_core::error::{ErrorKind, Misuse, Result};
+use collectives_core::path::Path;
+use collectives_core::rank::Rank;
+use collectives_core::reduce::ReduceOp;
+use collectives_core::symmetric::SymmetricMemory;
+use collectives_host::model::DeviceModel;
+
+use crate::{all, device, pool};
+
+#[test]
+fn views_of_a_symmetric_buffer_are_zero_copy() {
+    all(2, |collectives, stream| {
+        let buffer = collectives.symmetric_buffer::<u32>(1000)?;
+        let mut whole = buffer.clone();
+        whole.write(&[1; 1000], stream)?;
+        for range in [0..1000, 0..1, 3..500, 999..1000] {
+            let mut view = buffer.slice(range)?;
+            let report = collectives.all_reduce(&mut view, ReduceOp::Max, stream)?;
+            assert_eq!((report.path, report.slot), (Path::ZeroCopy, None));
+        }
+        // In place: this rank's part, which lies at another offset on every rank.
+        let start = 500 * collectives.rank().index();
+        let mut part = buffer.slice(start..start + 500)?;
+        let report = collectives.reduce_scatter(&buffer, &mut part, ReduceOp::Sum, stream)?;
+        assert_eq!(report.path, Path::ZeroCopy);
+        let ordinary = Buffer::from_slice(&device(collectives), &[7_u32; 500], stream)?;
+        let mut target = buffer.clone();
+        let report = collectives.all_gather(&ordinary, &mut target, stream)?;
+        assert_eq!(
+            report.path,
+            Path::ZeroCopy,
+            "only what it writes must lie in a window"
+        );
+        assert_eq!(buffer.read(stream)?, [7; 1000]);
+        assert_eq!(collectives.stats().requests, 0);
+        Ok(())
+    });
+}
+
+#[test]
+fn the_bytes_come_back_when_the_last_rank_has_dropped_its_handle() {
+    all(3, |collectives, stream| {
+        let mut buffer = collectives.symmetric_buffer::<u64>(1 << 18)?;
+        buffer.write(&vec![1; 1 << 18], stream)?;
+        let keeps = collectives.rank() == Rank(1);
+        let kept = keeps.then(|| buffer.clone());
+        drop(buffer);
+        let trimmed = collectives.trim()?;
+        assert_eq!((trimmed.mapped_bytes, trimmed.held_bytes), (0, 2 << 20));
+        if let Some(mut kept) = kept {
+            kept.write(&vec![3; 1 << 18], stream)?;
+            assert_eq!(kept.read(stream)?[77], 3);
+        }
+        let trimmed = collectives.trim()?;
+        assert_eq!((trimmed.mapped_bytes, trimmed.held_bytes), (2 << 20, 0));
+        assert_eq!(collectives.communicator_mut().window_count(), 0);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_window_or_offset_that_differs_is_the_same_error_everywhere() {
+    all(2, |collectives, stream| {
+        let buffer = collectives.symmetric_buffer::<u8>(4096)?;
+        let start = collectives.rank().index() * 16;
+        let mut view = buffer.slice(start..start + 64)?;
+        let error = collectives
+            .all_reduce(&mut view, ReduceOp::Sum, stream)
+            .unwrap_err();
+        assert!(matches!(
+            error.kind(),
+            ErrorKind::Mismatch { rank: Rank(1), .. }
+        ));
+        let mut view = buffer.slice(16..80)?;
+        collectives.all_reduce(&mut view, ReduceOp::Sum, stream)?;
+        Ok(())
+    });
+}
+
+#[test]
+fn out_of_memory_on_one_rank_is_out_of_memory_on_all() {
+    for poor in 0..3 {
+        let world = crate::world(3).model(move |rank| match rank.index() == poor {
+            true => DeviceModel::default().with_budget(8 << 20),
+            false => DeviceModel::default(),
+        });
+        let results = world.run(|comm| {
+            let mut collectives =
+                collectives_core::collectives::Collectives::new(comm, pool("geometric")?);
+            let error = collectives.symmetric_buffer::<u8>(64 << 20).unwrap_err();
+            assert!(
+                matches!(error.kind(), ErrorKind::OutOfMemory { rank, .. } if rank.index() == poor),
+                "{error}"
+            );
+            let smaller = collectives.symmetric_buffer::<u8>(2 << 20)?;
+            drop(smaller);
+            let error = collectives.symmetric_buffer::<u8>(0).unwrap_err();
+            assert_eq!(error.misuse(), Some(&Misuse::ZeroBytes));
+            let _deferred = collectives.close()?;
+            Ok(())
+        });
+        for result in results {
+            let result: Result<()> = result;
+            result.unwrap();
+        }
+    }
+}
