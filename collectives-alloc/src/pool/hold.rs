@@ -1,0 +1,101 @@
+//! What a lease keeps of its slot.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use collectives_core::device::Device;
+use collectives_core::error::Result;
+use collectives_core::memory::KeepAlive;
+use collectives_core::scratch::{LeaseHold, SlotId};
+use collectives_core::stream::{Fence, StreamRef};
+
+/// The part of a slot that its lease gives back, from whatever thread.
+///
+/// It keeps the bytes mapped, so that a lease may outlive its pool.
+pub(super) struct Hold {
+    id: SlotId,
+    busy: AtomicBool,
+    /// Whether the use has to be recorded at its end. Written before the lease is handed out.
+    records: AtomicBool,
+    /// The stream to record on; locked only by uses that record.
+    stream: Mutex<Option<StreamRef>>,
+    pub(super) fence: Fence,
+    pub(super) device: Arc<dyn Device>,
+    _bytes: KeepAlive,
+}
+
+impl Hold {
+    pub(super) fn new(
+        id: SlotId,
+        fence: Fence,
+        device: Arc<dyn Device>,
+        bytes: KeepAlive,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            busy: AtomicBool::new(false),
+            records: AtomicBool::new(false),
+            stream: Mutex::new(None),
+            fence,
+            device,
+            _bytes: bytes,
+        })
+    }
+
+    /// Whether a lease is out. What its holder did before giving it back happened before this.
+    pub(super) fn is_leased(&self) -> bool {
+        self.busy.load(Ordering::Acquire)
+    }
+
+    /// Marks the slot leased. Only the pool does, through `&mut`, so that nobody else can between
+    /// it and [`Hold::is_leased`].
+    pub(super) fn take(&self) {
+        self.busy.store(true, Ordering::Relaxed);
+    }
+
+    /// Makes the end of the coming use record the fence on `stream`.
+    pub(super) fn record_at_end(&self, stream: &StreamRef) {
+        *self.lock() = Some(stream.clone());
+        self.records.store(true, Ordering::Relaxed);
+    }
+
+    fn give_back(&self) -> Result<()> {
+        let recorded = if self.records.load(Ordering::Relaxed) {
+            self.records.store(false, Ordering::Relaxed);
+            match self.lock().take() {
+                Some(stream) => self.device.record(&self.fence, &stream),
+                None => Ok(()),
+            }
+        } else {
+            Ok(())
+        };
+        self.busy.store(false, Ordering::Release);
+        recorded
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<StreamRef>> {
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LeaseHold for Hold {
+    fn complete(&self) -> Result<()> {
+        self.give_back()
+    }
+
+    fn abandon(&self) {
+        if let Err(error) = self.give_back() {
+            tracing::warn!(slot = self.id.0, %error, "an abandoned lease could not be ordered");
+        }
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold")
+            .field("slot", &self.id.0)
+            .field("leased", &self.is_leased())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,98 @@
+//! What a pool counts.
+
+use std::time::Duration;
+
+use collectives_core::path::Reason;
+use collectives_core::stats::Stats;
+
+use crate::digest::Digest;
+
+/// Counters, and the digest of every decision.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    stats: Stats,
+    decisions: Digest,
+}
+
+/// What became of one request; the code goes into the digest.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Event {
+    Hit = 1,
+    Growth = 2,
+    Failure = 3,
+    Registered = 4,
+    Retired = 5,
+    Moved = 6,
+}
+
+impl Ledger {
+    /// One word of the digest of decisions.
+    pub(super) fn note(&mut self, event: Event, word: u64) {
+        self.decisions = self.decisions.word(event as u64 ^ word.rotate_left(8));
+    }
+
+    pub(super) fn request(&mut self, bytes: usize) {
+        self.stats.requests += 1;
+        self.stats.histogram.count(bytes);
+        self.decisions = self.decisions.size(bytes);
+    }
+
+    pub(super) fn served(&mut self, event: Event, generation: u64, bytes: usize) {
+        match event {
+            Event::Growth => self.stats.growths += 1,
+            _ => self.stats.hits += 1,
+        }
+        self.stats.largest_request = self.stats.largest_request.max(bytes);
+        self.note(event, generation);
+    }
+
+    pub(super) fn failed(&mut self, fallback: Option<Reason>) {
+        self.note(Event::Failure, 0);
+        let Some(reason) = fallback else {
+            self.stats.refusals += 1;
+            return;
+        };
+        let counts = &mut self.stats.fallbacks;
+        match counts.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((reason, 1)),
+        }
+    }
+
+    pub(super) fn ordered(&mut self, waited: bool, captured: bool) {
+        self.stats.fences += u64::from(waited);
+        self.stats.captured += u64::from(captured);
+    }
+
+    pub(super) fn registered(&mut self, generation: u64, sealed: bool, mapped: usize) {
+        self.stats.registrations += 1;
+        self.stats.registrations_after_seal += u64::from(sealed);
+        self.stats.peak_mapped_bytes = self.stats.peak_mapped_bytes.max(mapped);
+        self.note(Event::Registered, generation);
+    }
+
+    pub(super) fn deregistered(&mut self, generation: u64) {
+        self.stats.deregistrations += 1;
+        self.note(Event::Retired, generation);
+    }
+
+    pub(super) fn agreed(&mut self, success: bool) {
+        self.stats.agreements += 1;
+        self.stats.agreement_failures += u64::from(!success);
+    }
+
+    pub(super) fn missed(&mut self, took: Duration) {
+        let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let stats = &mut self.stats;
+        stats.miss_nanoseconds = stats.miss_nanoseconds.saturating_add(nanoseconds);
+        stats.slowest_miss_nanoseconds = stats.slowest_miss_nanoseconds.max(nanoseconds);
+    }
+
+    /// The counters; sizes and slots are not in them.
+    pub(super) fn snapshot(&self) -> Stats {
+        Stats {
+            digest: self.decisions.finish(),
+            ..self.stats.clone()
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! The slot pool that all policies share.
+//!
+//! A policy decides; the pool does everything else. Its slots are counted memory, each registered
+//! as one window of its own, at the same generation on every rank. A hit is local: it makes no
+//! collective call, takes no lock and allocates nothing.
+//!
+//! # A miss
+//!
+//! Every rank misses at the same call, because a decision depends only on what all ranks see. They
+//! first agree on what they ask for and on which retired slots nobody holds any more; free those;
+//! allocate; agree that all could; and register. Nothing is registered unless all of it succeeds
+//! everywhere, and every rank gets the same error if it does not.
+//!
+//! # Graphs
+//!
+//! A graph that captures a use of a slot owns the slot's memory until it, its clones and its
+//! executables are gone. Such a claim never blocks a lease and changes no decision; it only keeps
+//! a retired slot from being freed. Replays are ordered with eager uses by a fence that both wait
+//! for and record. So a graph must not be launched between `acquire` and the end of a lease of a
+//! slot that it owns: its replay would wait for the use before that.
+//!
+//! # Domains
+//!
+//! With a domain per stream or per graph, `reserve` fills the shared domain, and a domain that
+//! misses takes over from it the slot that the policy would hit there. What a capture took over
+//! goes with its graph; so reserve again before the next capture.
+
+mod hold;
+mod ledger;
+mod miss;
+mod plan;
+mod reserve;
+mod retire;
+mod round;
+mod serve;
+mod slot;
+mod table;
+
+use collectives_core::communicator::{CommInfo, Communicator, Deferred};
+use collectives_core::error::{Error, ErrorKind, MissedWhen, Misuse, Refusal, Result, Unsupported};
+use collectives_core::path::Reason;
+use collectives_core::rank::CommId;
+use collectives_core::scratch::{Lease, Plan, Request, ScratchAllocator, Site, Trimmed};
+use collectives_core::stats::Stats;
+
+use crate::budget::Budget;
+use crate::options::{OnMiss, Options, Seal};
+use crate::policy::{Ask, Policy};
+use crate::pool::ledger::Ledger;
+use crate::pool::round::Step;
+use crate::pool::table::Table;
+
+/// Scratch slots of one communicator, grown by a policy.
+///
+/// Dropping a pool makes no collective call: its bytes stay while leases, graphs or windows need
+/// them. [`close`](ScratchAllocator::close) gives them back in order.
+#[derive(Debug)]
+pub struct Pool {
+    policy: Box<dyn Policy>,
+    options: Options,
+    budget: Option<Budget>,
+    home: Option<Home>,
+    table: Table,
+    ledger: Ledger,
+    /// Rounds that all ranks completed.
+    rounds: u64,
+    sealed: bool,
+    closed: bool,
+    poisoned: Option<String>,
+    /// Why registering will never work here.
+    unsupported: Option<Unsupported>,
+}
+
+/// What a pool learned of its communicator at the first call.
+#[derive(Clone, Copy, Debug)]
+struct Home {
+    comm: CommId,
+    granule: usize,
+    overhead: usize,
+}
+
+/// A decision that keeps the policy's contract.
+#[derive(Clone, Copy, Debug)]
+enum Verdict {
+    Hit(usize),
+    Grow { capacity: usize, retire: bool },
+}
+
+/// A slot to be made.
+#[derive(Clone, Copy, Debug)]
+struct Growing {
+    domain: usize,
+    bytes: usize,
+    capacity: usize,
+    retire: bool,
+}
+
+impl Pool {
+    /// An empty pool.
+    #[must_use]
+    pub fn new(policy: Box<dyn Policy>, options: Options) -> Self {
+        Self {
+            table: Table::new(options.domain),
+            policy,
+            options,
+            budget: None,
+            home: None,
+            ledger: Ledger::default(),
+            rounds: 0,
+            sealed: false,
+            closed: false,
+            poisoned: None,
+            unsupported: None,
+        }
+    }
+
+    /// The pool with mapped bytes charged to a budget that it shares with others.
+    #[must_use]
+    pub fn with_budget(mut self, budget: Budget) -> Self {
+        self.budget = Some(budget);
+        self
+    }
+
+    /// The bound over all domains, if one is promised.
+    fn promised_bound(&self) -> Option<usize> {
+        let granule = self.home?.granule;
+        if self.table.moved {
+            return None;
+        }
+        self.table.domains().iter().try_fold(0_usize, |sum, slots| {
+            if slots.largest == 0 {
+                return Some(sum);
+            }
+            sum.checked_add(self.policy.bound(slots.largest, granule)?)
+        })
+    }
+}
+
+impl Home {
+    const fn ask(self, bytes: usize) -> Ask {
+        Ask {
+            bytes,
+            granule: self.granule,
+            overhead: self.overhead,
+        }
+    }
+}
+
+impl ScratchAllocator for Pool {
+    fn name(&self) -> &str {
+        self.policy.name()
+    }
+
+    fn acquire(
+        &mut self,
+        comm: &mut dyn Communicator,
+        request: Request,
+        site: Site<'_>,
+    ) -> Result<Lease> {
+        if request.bytes == 0 {
+            return Err(Error::from(Misuse::ZeroBytes).during("acquire"));
+        }
+        self.ledger.request(request.bytes);
+        self.serve(comm, request.bytes, site).map_err(|error| {
+            self.remember(&error);
+            let reason = self.fallback_reason(&error);
+            self.ledger.failed(reason);
+            located(error, comm.info(), "acquire")
+        })
+    }
+
+    fn fallback_reason(&self, error: &Error) -> Option<Reason> {
+        let configured = |reason| (self.options.on_miss == OnMiss::Fallback).then_some(reason);
+        match error.kind() {
+            ErrorKind::Refused { why, .. } => match why {
+                Refusal::OverCap { .. } => Some(Reason::OverCap),
+                Refusal::Policy => Some(Reason::Policy),
+                Refusal::OverLimit { .. } => configured(Reason::OverLimit),
+                _ => None,
+            },
+            ErrorKind::NeedsReserve { when, .. } => match when {
+                MissedWhen::Capturing => configured(Reason::MissInCapture),
+                MissedWhen::Sealed => configured(Reason::MissAfterSeal),
+                _ => None,
+            },
+            ErrorKind::OutOfMemory { .. } => configured(Reason::OutOfMemory),
+            // Found on all ranks alike, and remembered, so that no later call tries again.
+            ErrorKind::Unsupported(
+                Unsupported::SymmetricMemory(_) | Unsupported::NullWindow | Unsupported::Version(_),
+            ) => Some(Reason::NoSymmetricMemory),
+            _ => None,
+        }
+    }
+
+    fn plan(&self, info: &CommInfo, requests: &[Request]) -> Result<Plan> {
+        let simulated = self.simulate(info, requests);
+        simulated
+            .map(|simulated| simulated.plan)
+            .map_err(|error| located(error, info, "plan"))
+    }
+
+    fn reserve(&mut self, comm: &mut dyn Communicator, requests: &[Request]) -> Result<Plan> {
+        self.reserve_all(comm, requests).map_err(|error| {
+            self.remember(&error);
+            located(error, comm.info(), "reserve")
+        })
+    }
+
+    fn seal(&mut self) {
+        if self.options.seal == Seal::Never {
+            tracing::debug!("`seal` has no effect, because the configuration says never");
+        } else {
+            self.sealed = true;
+        }
+    }
+
+    fn trim(&mut self, comm: &mut dyn Communicator) -> Result<Trimmed> {
+        let trimmed = self
+            .admit(comm.info())
+            .and_then(|_| self.trim_at(comm, Step::Trim));
+        trimmed.map_err(|error| located(error, comm.info(), "trim"))
+    }
+
+    fn close(&mut self, comm: &mut dyn Communicator) -> Result<Deferred> {
+        if self.closed {
+            return Ok(Deferred::default());
+        }
+        if let Some(home) = self.home
+            && home.comm != comm.info().id
+        {
+            self.admit(comm.info())?;
+        }
+        let closed = self.close_at(comm);
+        closed.map_err(|error| located(error, comm.info(), "close"))
+    }
+
+    fn stats(&self) -> Stats {
+        Stats {
+            slots: self.table.stats(),
+            promised_bound: self.promised_bound(),
+            poisoned: self.poisoned.clone(),
+            ..self.ledger.snapshot()
+        }
+    }
+}
+
+fn located(error: Error, info: &CommInfo, operation: &'static str) -> Error {
+    error
+        .during(operation)
+        .on_backend(info.backend)
+        .on_rank(info.rank)
+}

@@ -1,0 +1,62 @@
+//! Growing before anything is served.
+
+use collectives_core::communicator::Communicator;
+use collectives_core::error::{Misuse, Result};
+use collectives_core::scratch::{Plan, Request, ScratchAllocator};
+
+use crate::digest::Digest;
+use crate::options::Seal;
+use crate::pool::round::{Step, Subject};
+use crate::pool::table::SHARED;
+use crate::pool::{Growing, Pool, Verdict};
+
+impl Pool {
+    pub(super) fn reserve_all(
+        &mut self,
+        comm: &mut dyn Communicator,
+        requests: &[Request],
+    ) -> Result<Plan> {
+        let home = self.admit(comm.info())?;
+        if self.sealed {
+            return Err(Misuse::Sealed.into());
+        }
+        if let Some(refusal) = self.simulate(comm.info(), requests)?.refusal {
+            return Err(refusal);
+        }
+        let bytes = match requests {
+            [request] => request.bytes as u64,
+            many => many
+                .iter()
+                .fold(Digest::new(), |digest, request| digest.size(request.bytes))
+                .finish(),
+        };
+        let subject = Subject {
+            count: requests.len(),
+            bytes,
+            ..Subject::default()
+        };
+        self.round(comm, Step::Reserve, subject, &[])?;
+        let mut registrations = 0;
+        for request in requests {
+            let verdict = self.consult(SHARED, &home.ask(request.bytes))?;
+            if let Verdict::Grow { capacity, retire } = verdict {
+                let growing = Growing {
+                    domain: SHARED,
+                    bytes: request.bytes,
+                    capacity,
+                    retire,
+                };
+                self.grow(comm, growing, Step::ReserveMiss)?;
+                registrations += 1;
+            }
+        }
+        if self.options.seal == Seal::AfterReserve {
+            self.seal();
+        }
+        let plan = self.simulate(comm.info(), &[])?.plan;
+        Ok(Plan {
+            registrations,
+            ..plan
+        })
+    }
+}

@@ -1,0 +1,97 @@
+//! Freeing slots: on all ranks, in the same order, after everybody has finished with them.
+
+use collectives_core::communicator::{Communicator, Deferred};
+use collectives_core::error::{Error, ErrorKind, Result};
+use collectives_core::scratch::{SlotId, Trimmed};
+
+use crate::pool::Pool;
+use crate::pool::round::{Step, Subject};
+
+impl Pool {
+    /// Retires the windows of slots that no rank holds, ascending, and drops their memory.
+    ///
+    /// Every rank first waits for its own last uses and then for the others, so that no window
+    /// goes while a peer still reads it.
+    pub(super) fn free(&mut self, comm: &mut dyn Communicator, slots: &[SlotId]) -> Result<()> {
+        if slots.is_empty() {
+            return Ok(());
+        }
+        for slot in self.table.iter() {
+            if slots.contains(&slot.id) {
+                slot.settle();
+            }
+        }
+        let subject = Subject {
+            count: slots.len(),
+            ..Subject::default()
+        };
+        self.round(comm, Step::Settled, subject, &[])?;
+        let freed = slots.iter().try_for_each(|&id| self.free_one(comm, id));
+        comm.device().collect();
+        freed
+    }
+
+    fn free_one(&mut self, comm: &mut dyn Communicator, id: SlotId) -> Result<()> {
+        let Some(slot) = self.table.take(id) else {
+            return Ok(());
+        };
+        let retired = match comm.symmetric() {
+            Some(symmetric) => symmetric.retire(slot.window),
+            None => Err(Error::new(ErrorKind::Closed)),
+        };
+        if let Err(error) = retired {
+            // Ranks may have different windows now.
+            self.table.retire_one(slot);
+            let error = error.poisoning();
+            self.remember(&error);
+            return Err(error);
+        }
+        self.ledger.deregistered(id.0);
+        tracing::debug!(slot = id.0, mapped = slot.mapped, "retired");
+        Ok(())
+    }
+
+    pub(super) fn trim_at(&mut self, comm: &mut dyn Communicator, step: Step) -> Result<Trimmed> {
+        if self.table.iter().next().is_none() {
+            self.table.forget_empty_domains();
+            return Ok(Trimmed::default());
+        }
+        comm.device().collect();
+        let everything = self.table.everything();
+        let capturing = self.is_capturing();
+        let ballot = self.ballot(everything, capturing);
+        let facts = ballot.facts(0);
+        let records = self.round(comm, step, Subject::default(), &facts)?;
+        let free = ballot.free(&records);
+        let before = self.table.mapped();
+        self.free(comm, &free)?;
+        self.table.forget_empty_domains();
+        let held_bytes = self.table.mapped();
+        Ok(Trimmed {
+            slots: free.len(),
+            mapped_bytes: before - held_bytes,
+            held_bytes,
+        })
+    }
+
+    /// Trims, and gives up what is still held: its bytes and windows belong to the graphs and
+    /// leases that hold it, and to the communicator, from then on.
+    pub(super) fn close_at(&mut self, comm: &mut dyn Communicator) -> Result<Deferred> {
+        let trimmed = match &self.poisoned {
+            Some(cause) => Err(Error::new(ErrorKind::Poisoned {
+                cause: cause.clone(),
+            })),
+            None => self.trim_at(comm, Step::Close),
+        };
+        self.closed = true;
+        let left = self.table.take_all();
+        let deferred = Deferred {
+            windows: left.len(),
+            mapped_bytes: left.iter().map(|slot| slot.mapped).sum(),
+            communicator: false,
+        };
+        drop(left);
+        comm.device().collect();
+        trimmed.map(|_| deferred)
+    }
+}

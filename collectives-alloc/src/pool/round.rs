@@ -1,0 +1,150 @@
+//! Agreement rounds of a pool, and what ranks tell each other in them.
+
+use collectives_core::agreement::Record;
+use collectives_core::communicator::Communicator;
+use collectives_core::error::{Error, Field, Result};
+use collectives_core::rank::Rank;
+use collectives_core::scratch::SlotId;
+
+use crate::digest::Digest;
+use crate::pool::Pool;
+
+/// What a round is about; ranks that come together for different reasons are told so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// A miss of `acquire`: what is asked for, and which slots are still held.
+    Miss = 1,
+    /// The beginning of `reserve`.
+    Reserve = 2,
+    /// A miss of `reserve`.
+    ReserveMiss = 3,
+    /// The bitmap of `trim`.
+    Trim = 4,
+    /// The bitmap of `close`.
+    Close = 5,
+    /// The last uses of what is freed have finished here.
+    Settled = 6,
+    /// The outcome of an allocation.
+    Outcome = 7,
+}
+
+/// The numbers that must be equal on all ranks, apart from configuration and slots.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Subject {
+    pub(super) domain: u64,
+    pub(super) count: usize,
+    pub(super) bytes: u64,
+    pub(super) capacity: usize,
+}
+
+/// Slots that may be freed, and which of them this rank still holds.
+#[derive(Debug)]
+pub(super) struct Ballot {
+    slots: Vec<SlotId>,
+    held: Vec<u64>,
+}
+
+impl Pool {
+    /// Exchanges one record, checks that its fields are equal, and returns all of them.
+    pub(super) fn round(
+        &mut self,
+        comm: &mut dyn Communicator,
+        step: Step,
+        subject: Subject,
+        facts: &[u64],
+    ) -> Result<Vec<Record>> {
+        let mut record = Record::new()
+            .field(Field::Configuration, self.configuration())
+            .field(Field::Operation, step as u64)
+            .field(Field::Order, self.rounds)
+            .field(Field::Slots, self.table.digest())
+            .field(Field::Domain, subject.domain)
+            .field(Field::Count, subject.count as u64)
+            .field(Field::Bytes, subject.bytes)
+            .field(Field::Capacity, subject.capacity as u64);
+        for &fact in facts {
+            record = record.fact(fact);
+        }
+        let records = comm.agree(&record, self.options.agree_deadline);
+        // Counted on every rank alike, because all of them got the same outcome.
+        self.rounds += u64::from(records.is_ok());
+        let checked = records.and_then(|records| {
+            Record::check_equal(&records)?;
+            Ok(records)
+        });
+        self.ledger.agreed(checked.is_ok());
+        checked.inspect_err(|error| self.remember(error))
+    }
+
+    /// Keeps the first error after which nothing may be relied on.
+    pub(super) fn remember(&mut self, error: &Error) {
+        if error.poisons() && self.poisoned.is_none() {
+            self.poisoned = Some(error.to_string());
+        }
+    }
+
+    /// The digest of everything configured.
+    fn configuration(&self) -> u64 {
+        let (granule, overhead) = self
+            .home
+            .map_or((0, 0), |home| (home.granule, home.overhead));
+        Digest::new()
+            .text(self.policy.name())
+            .word(self.policy.digest())
+            .word(self.options.digest())
+            .size(granule)
+            .size(overhead)
+            .finish()
+    }
+
+    /// The ballot over `slots`, ascending and equal on all ranks. With `all_held` this rank lets
+    /// none of them go.
+    pub(super) fn ballot(&mut self, slots: Vec<SlotId>, all_held: bool) -> Ballot {
+        let mut held = vec![0; slots.len().div_ceil(64)];
+        for slot in self.table.iter_mut() {
+            if let Ok(bit) = slots.binary_search(&slot.id)
+                && (all_held || slot.is_held())
+            {
+                held[bit / 64] |= 1 << (bit % 64);
+            }
+        }
+        Ballot { slots, held }
+    }
+
+    /// Whether a capture that this pool knows of goes on, so that nothing may be registered,
+    /// retired or allocated.
+    pub(super) fn is_capturing(&self) -> bool {
+        self.table.iter().any(super::slot::Slot::is_capturing)
+    }
+}
+
+impl Ballot {
+    /// This rank's votes, after its other facts.
+    pub(super) fn facts(&self, first: u64) -> Vec<u64> {
+        let mut facts = vec![first];
+        facts.extend(&self.held);
+        facts
+    }
+
+    /// The slots that no rank holds, ascending.
+    pub(super) fn free(self, records: &[Record]) -> Vec<SlotId> {
+        let held = |bit: usize| {
+            records.iter().any(|record| {
+                // A vote that is missing keeps the slot.
+                let word = record.facts().get(1 + bit / 64).copied();
+                word.unwrap_or(u64::MAX) >> (bit % 64) & 1 == 1
+            })
+        };
+        let slots = self.slots.into_iter().enumerate();
+        slots
+            .filter(|&(bit, _)| !held(bit))
+            .map(|(_, slot)| slot)
+            .collect()
+    }
+}
+
+/// The first rank whose first fact is not zero.
+pub(super) fn first_raised(records: &[Record]) -> Option<Rank> {
+    let raised = |record: &Record| record.facts().first().is_none_or(|&fact| fact != 0);
+    records.iter().position(raised).map(Rank::new)
+}

@@ -1,0 +1,123 @@
+//! One request: admitted, decided, ordered and lent, or a miss.
+
+use std::time::Instant;
+
+use collectives_core::communicator::{CommInfo, Communicator};
+use collectives_core::error::{Error, ErrorKind, MissedWhen, Misuse, Result};
+use collectives_core::scratch::{Lease, Site};
+
+use crate::options::Ordering;
+use crate::policy::Ask;
+use crate::pool::ledger::Event;
+use crate::pool::round::Step;
+use crate::pool::table::SHARED;
+use crate::pool::{Growing, Home, Pool, Verdict};
+
+impl Pool {
+    /// Whether this pool may work, and for this communicator.
+    pub(super) fn admit(&mut self, info: &CommInfo) -> Result<Home> {
+        if self.closed {
+            return Err(Error::new(ErrorKind::Closed));
+        }
+        if let Some(cause) = &self.poisoned {
+            let cause = cause.clone();
+            return Err(Error::new(ErrorKind::Poisoned { cause }));
+        }
+        let home = *self.home.get_or_insert(Home {
+            comm: info.id,
+            granule: info.granule,
+            overhead: info.overhead,
+        });
+        if home.comm != info.id {
+            let text = "the scratch pool belongs to another communicator";
+            return Err(Misuse::Other(text.to_owned()).into());
+        }
+        Ok(home)
+    }
+
+    pub(super) fn serve(
+        &mut self,
+        comm: &mut dyn Communicator,
+        bytes: usize,
+        site: Site<'_>,
+    ) -> Result<Lease> {
+        let home = self.admit(comm.info())?;
+        let ask = home.ask(bytes);
+        let domain = self.table.domain(site);
+        let (index, event) = match self.decide(domain, &ask)? {
+            Verdict::Hit(index) => (index, Event::Hit),
+            Verdict::Grow { capacity, retire } => {
+                let growing = Growing {
+                    domain,
+                    bytes,
+                    capacity,
+                    retire,
+                };
+                (self.miss(comm, growing, site)?, Event::Growth)
+            }
+        };
+        let events = self.options.ordering == Ordering::Events;
+        let slots = self.table.at(domain);
+        let waited = slots.slot(index).order(site, events)?;
+        let lease = slots.lease(index, bytes);
+        self.ledger.ordered(waited, site.capture.is_some());
+        self.ledger.served(event, lease.slot().0, bytes);
+        Ok(lease)
+    }
+
+    /// The policy's answer for a domain, after taking a reserved slot over where that serves.
+    pub(super) fn decide(&mut self, domain: usize, ask: &Ask) -> Result<Verdict> {
+        let verdict = self.consult(domain, ask)?;
+        if domain != SHARED
+            && matches!(verdict, Verdict::Grow { .. })
+            && let Ok(Verdict::Hit(reserved)) = self.consult(SHARED, ask)
+        {
+            let index = self.table.hand_over(reserved, domain);
+            self.ledger.note(Event::Moved, domain as u64);
+            return Ok(Verdict::Hit(index));
+        }
+        Ok(verdict)
+    }
+
+    pub(super) fn consult(&mut self, domain: usize, ask: &Ask) -> Result<Verdict> {
+        self.table.at(domain).refresh();
+        let verdict = self.judge(self.table.domains()[domain].views(), ask)?;
+        let slots = self.table.at(domain);
+        slots.largest = slots.largest.max(ask.bytes);
+        Ok(verdict)
+    }
+
+    pub(super) fn miss(
+        &mut self,
+        comm: &mut dyn Communicator,
+        growing: Growing,
+        site: Site<'_>,
+    ) -> Result<usize> {
+        if site.capture.is_some() {
+            return Err(self.needs_reserve(&growing, MissedWhen::Capturing));
+        }
+        if self.sealed {
+            return Err(self.needs_reserve(&growing, MissedWhen::Sealed));
+        }
+        let begun = Instant::now();
+        let grown = self.grow(comm, growing, Step::Miss);
+        self.ledger.missed(begun.elapsed());
+        if grown.is_ok() {
+            tracing::warn!(
+                domain = self.table.at(growing.domain).label(),
+                capacity = growing.capacity,
+                "scratch grew while serving; `reserve(&[Request::new({})])` beforehand prevents it",
+                growing.bytes,
+            );
+        }
+        grown
+    }
+
+    pub(super) fn needs_reserve(&mut self, growing: &Growing, when: MissedWhen) -> Error {
+        Error::new(ErrorKind::NeedsReserve {
+            bytes: growing.bytes,
+            domain: self.table.at(growing.domain).label(),
+            when,
+        })
+    }
+}

@@ -1,0 +1,214 @@
+//! A slot: memory, its window, its last user and its claims.
+
+use std::sync::Arc;
+
+use collectives_core::addr::{Operand, WindowId, WindowSlice};
+use collectives_core::device::Device;
+use collectives_core::error::Result;
+use collectives_core::memory::Memory;
+use collectives_core::rank::{CaptureId, CommId};
+use collectives_core::scratch::{Lease, LeaseHold, Site, SlotId};
+use collectives_core::stats::SlotStats;
+use collectives_core::stream::{Fence, StreamRef};
+
+use crate::budget::Charge;
+use crate::pool::hold::Hold;
+
+/// Memory registered as one window, which leases take in turns.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) id: SlotId,
+    pub(super) window: WindowId,
+    pub(super) capacity: usize,
+    pub(super) mapped: usize,
+    whole: Operand,
+    /// The pool is one owner; every graph that claimed the slot is another.
+    memory: Memory,
+    hold: Arc<Hold>,
+    /// The stream of the last eager use.
+    last_user: Option<StreamRef>,
+    /// Whether a graph owned the slot when that was last looked at.
+    claimed: bool,
+    /// The last capture that used the slot, and the stream it used it on.
+    last_capture: Option<(CaptureId, StreamRef)>,
+    _charge: Option<Charge>,
+}
+
+/// What becomes a slot once all ranks have it.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) memory: Memory,
+    pub(super) fence: Fence,
+    pub(super) charge: Option<Charge>,
+}
+
+impl Slot {
+    pub(super) fn new(
+        id: SlotId,
+        parts: Parts,
+        device: Arc<dyn Device>,
+        (comm, window): (CommId, WindowId),
+        (capacity, mapped): (usize, usize),
+    ) -> Self {
+        let start = WindowSlice {
+            comm,
+            window,
+            offset: 0,
+        };
+        Self {
+            id,
+            window,
+            capacity,
+            mapped,
+            whole: Operand::new(parts.memory.addr(), capacity).in_window(start),
+            hold: Hold::new(id, parts.fence, device, parts.memory.keep_alive()),
+            memory: parts.memory,
+            last_user: None,
+            claimed: false,
+            last_capture: None,
+            _charge: parts.charge,
+        }
+    }
+
+    pub(super) fn is_leased(&self) -> bool {
+        self.hold.is_leased()
+    }
+
+    /// A lease of the first `bytes` bytes; the caller has ordered the use and checked that the slot
+    /// is free and large enough.
+    pub(super) fn lease(&self, bytes: usize) -> Lease {
+        self.hold.take();
+        let operand = Operand {
+            bytes,
+            ..self.whole
+        };
+        let hold: Arc<dyn LeaseHold> = Arc::<Hold>::clone(&self.hold);
+        Lease::new(operand, self.id, hold)
+    }
+
+    /// Orders the coming use after the last one, if `events`, and gives the graph its claim.
+    /// Returns whether a wait was enqueued.
+    pub(super) fn order(&mut self, site: Site<'_>, events: bool) -> Result<bool> {
+        match site.capture {
+            Some(capture) => self.order_captured(site.stream, capture, events),
+            None => self.order_eager(site.stream, events),
+        }
+    }
+
+    fn order_eager(&mut self, stream: &StreamRef, events: bool) -> Result<bool> {
+        self.forget_dead_claims();
+        let moved = self
+            .last_user
+            .as_ref()
+            .is_none_or(|last| last.id() != stream.id());
+        let mut waits = false;
+        if events {
+            let (device, fence) = (&*self.hold.device, &self.hold.fence);
+            if self.claimed {
+                // Replays are invisible to the pool; the fence is what they record and wait for.
+                device.wait(fence, stream)?;
+                self.hold.record_at_end(stream);
+                waits = true;
+            } else if moved && let Some(last) = &self.last_user {
+                device.record_eager(fence, last)?;
+                device.wait(fence, stream)?;
+                waits = true;
+            }
+        }
+        if moved {
+            self.last_user = Some(stream.clone());
+        }
+        Ok(waits)
+    }
+
+    fn order_captured(
+        &mut self,
+        stream: &StreamRef,
+        capture: CaptureId,
+        events: bool,
+    ) -> Result<bool> {
+        let (device, fence) = (&*self.hold.device, &self.hold.fence);
+        let same_capture = match &self.last_capture {
+            Some((last, branch)) if *last == capture => Some(branch),
+            _ => None,
+        };
+        if same_capture.is_none() {
+            device.retain(stream, self.memory.clone())?;
+        }
+        if events {
+            if let Some(branch) = same_capture
+                && branch.id() != stream.id()
+                && device.capture_state(branch)? == Some(capture)
+            {
+                // Fences order replays with each other; this orders two branches of one graph.
+                device.order(branch, stream)?;
+            }
+            if !self.claimed
+                && let Some(last) = &self.last_user
+            {
+                device.record_eager(fence, last)?;
+            }
+            device.wait(fence, stream)?;
+            self.hold.record_at_end(stream);
+        }
+        self.claimed = true;
+        self.last_capture = Some((capture, stream.clone()));
+        Ok(events)
+    }
+
+    /// Notices that all graphs that claimed the slot are gone, which changes no decision.
+    fn forget_dead_claims(&mut self) {
+        if self.claimed && self.memory.is_sole_owner() {
+            self.claimed = false;
+            self.last_capture = None;
+        }
+    }
+
+    /// Whether the capture that last used the slot goes on.
+    pub(super) fn is_capturing(&self) -> bool {
+        self.last_capture.as_ref().is_some_and(|(id, stream)| {
+            // A stream that cannot tell keeps the slot.
+            self.hold
+                .device
+                .capture_state(stream)
+                .map_or(true, |state| state == Some(*id))
+        })
+    }
+
+    /// Whether anything on this rank may still use the bytes, or waiting for it is impossible.
+    pub(super) fn is_held(&mut self) -> bool {
+        self.forget_dead_claims();
+        self.is_leased() || !self.memory.is_sole_owner() || self.last_user_captures()
+    }
+
+    fn last_user_captures(&self) -> bool {
+        self.last_user.as_ref().is_some_and(|stream| {
+            let state = self.hold.device.capture_state(stream);
+            matches!(state, Ok(Some(_)))
+        })
+    }
+
+    /// Waits until the last use has finished, also if it failed.
+    pub(super) fn settle(&self) {
+        if let Some(stream) = &self.last_user
+            && let Err(error) = self.hold.device.synchronize(stream)
+        {
+            tracing::warn!(slot = self.id.0, %error, "the last use of a retiring slot failed");
+        }
+    }
+
+    pub(super) fn stats(&self, retired: bool) -> SlotStats {
+        SlotStats {
+            generation: self.id.0,
+            capacity: self.capacity,
+            mapped: self.mapped,
+            leased: self.is_leased(),
+            claimed: self.claimed,
+            retired,
+        }
+    }
+
+    pub(super) fn is_claimed(&self) -> bool {
+        self.claimed
+    }
+}

@@ -1,0 +1,265 @@
+//! Every slot of a pool: live ones by domain, and retired ones.
+
+use collectives_core::scratch::{Domain, Lease, Site, SlotId};
+use collectives_core::stats::SlotStats;
+
+use crate::digest::Digest;
+use crate::options::DomainMode;
+use crate::policy::SlotView;
+use crate::pool::slot::Slot;
+
+/// The slots of one domain, oldest first, and what a policy sees of them.
+#[derive(Debug)]
+pub(super) struct Slots {
+    /// Equal on all ranks: domains are numbered in the order of their first use.
+    pub(super) ordinal: u64,
+    key: Domain,
+    live: Vec<Slot>,
+    views: Vec<SlotView>,
+    /// The largest request the policy answered.
+    pub(super) largest: usize,
+}
+
+/// All slots.
+#[derive(Debug)]
+pub(super) struct Table {
+    mode: DomainMode,
+    /// The first one is [`Domain::Shared`]. It holds what `reserve` made, also in the other modes,
+    /// where a domain that misses takes slots over from it.
+    domains: Vec<Slots>,
+    /// Ascending by generation.
+    retired: Vec<Slot>,
+    domains_seen: u64,
+    slots_seen: u64,
+    /// Whether a domain took a slot over from another.
+    pub(super) moved: bool,
+}
+
+/// The domain that holds what was reserved.
+pub(super) const SHARED: usize = 0;
+
+impl Slots {
+    fn new(ordinal: u64, key: Domain) -> Self {
+        Self {
+            ordinal,
+            key,
+            live: Vec::new(),
+            views: Vec::new(),
+            largest: 0,
+        }
+    }
+
+    /// Looks which leases ended since the last time. Only the pool begins one, so a slot that was
+    /// free still is.
+    pub(super) fn refresh(&mut self) {
+        for (view, slot) in self.views.iter_mut().zip(&self.live) {
+            if view.leased {
+                view.leased = slot.is_leased();
+            }
+        }
+    }
+
+    /// Leases `bytes` bytes of a slot that is free, large enough and ordered.
+    pub(super) fn lease(&mut self, index: usize, bytes: usize) -> Lease {
+        self.views[index].leased = true;
+        self.live[index].lease(bytes)
+    }
+
+    /// What a policy sees, as of the last refresh.
+    pub(super) fn views(&self) -> &[SlotView] {
+        &self.views
+    }
+
+    pub(super) fn slot(&mut self, index: usize) -> &mut Slot {
+        &mut self.live[index]
+    }
+
+    pub(super) fn live(&self) -> &[Slot] {
+        &self.live
+    }
+
+    pub(super) fn push(&mut self, slot: Slot) -> usize {
+        self.views.push(SlotView {
+            capacity: slot.capacity,
+            leased: slot.is_leased(),
+        });
+        self.live.push(slot);
+        self.live.len() - 1
+    }
+
+    fn remove(&mut self, index: usize) -> Slot {
+        self.views.remove(index);
+        self.live.remove(index)
+    }
+
+    /// The domain's name, the same on all ranks, which stream and capture identities are not.
+    pub(super) fn label(&self) -> String {
+        match self.key {
+            Domain::Stream(_) => format!("stream #{}", self.ordinal),
+            Domain::Graph(_) => format!("graph #{}", self.ordinal),
+            shared => shared.to_string(),
+        }
+    }
+}
+
+impl Table {
+    pub(super) fn new(mode: DomainMode) -> Self {
+        Self {
+            mode,
+            domains: vec![Slots::new(0, Domain::Shared)],
+            retired: Vec::new(),
+            domains_seen: 1,
+            slots_seen: 0,
+            moved: false,
+        }
+    }
+
+    /// The index of the domain of a use, which exists from then on.
+    pub(super) fn domain(&mut self, site: Site<'_>) -> usize {
+        let key = match self.mode {
+            DomainMode::Shared => return SHARED,
+            DomainMode::Stream => Domain::Stream(site.stream.id()),
+            DomainMode::Graph => match site.capture {
+                Some(capture) => Domain::Graph(capture),
+                None => return SHARED,
+            },
+        };
+        if let Some(index) = self.domains.iter().rposition(|slots| slots.key == key) {
+            return index;
+        }
+        self.domains.push(Slots::new(self.domains_seen, key));
+        self.domains_seen += 1;
+        self.domains.len() - 1
+    }
+
+    pub(super) fn at(&mut self, domain: usize) -> &mut Slots {
+        &mut self.domains[domain]
+    }
+
+    pub(super) fn domains(&self) -> &[Slots] {
+        &self.domains
+    }
+
+    pub(super) fn retired(&self) -> &[Slot] {
+        &self.retired
+    }
+
+    /// The next slot's identity.
+    pub(super) fn next_slot(&mut self) -> SlotId {
+        self.slots_seen += 1;
+        SlotId(self.slots_seen)
+    }
+
+    /// Moves a reserved slot into another domain.
+    pub(super) fn hand_over(&mut self, index: usize, domain: usize) -> usize {
+        let slot = self.domains[SHARED].remove(index);
+        self.moved = true;
+        self.domains[domain].push(slot)
+    }
+
+    /// Retires what is live in a domain.
+    pub(super) fn retire(&mut self, domain: usize) {
+        let slots = &mut self.domains[domain];
+        slots.views.clear();
+        self.retired.append(&mut slots.live);
+        self.retired.sort_unstable_by_key(|slot| slot.id);
+    }
+
+    /// Keeps a slot that could not be freed.
+    pub(super) fn retire_one(&mut self, slot: Slot) {
+        self.retired.push(slot);
+        self.retired.sort_unstable_by_key(|slot| slot.id);
+    }
+
+    /// Slots that nobody will be given again: retired ones, and those of domains of captures,
+    /// whose identity is never used again once the capture has ended. Ascending.
+    pub(super) fn leftovers(&self) -> Vec<SlotId> {
+        let captures = self
+            .domains
+            .iter()
+            .filter(|slots| matches!(slots.key, Domain::Graph(_)));
+        let of_captures = captures.flat_map(|slots| &slots.live);
+        sorted(self.retired.iter().chain(of_captures))
+    }
+
+    /// The live slots of a domain. Ascending.
+    pub(super) fn live_in(&self, domain: usize) -> Vec<SlotId> {
+        sorted(self.domains[domain].live.iter())
+    }
+
+    /// Every slot, ascending.
+    pub(super) fn everything(&self) -> Vec<SlotId> {
+        sorted(self.iter())
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Slot> {
+        let live = self.domains.iter().flat_map(|slots| &slots.live);
+        self.retired.iter().chain(live)
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
+        let live = self.domains.iter_mut().flat_map(|slots| &mut slots.live);
+        self.retired.iter_mut().chain(live)
+    }
+
+    /// Takes a slot out.
+    pub(super) fn take(&mut self, id: SlotId) -> Option<Slot> {
+        if let Some(index) = self.retired.iter().position(|slot| slot.id == id) {
+            return Some(self.retired.remove(index));
+        }
+        self.domains.iter_mut().find_map(|slots| {
+            let index = slots.live.iter().position(|slot| slot.id == id)?;
+            Some(slots.remove(index))
+        })
+    }
+
+    /// Takes all slots out, ascending.
+    pub(super) fn take_all(&mut self) -> Vec<Slot> {
+        let mut all: Vec<_> = self.retired.drain(..).collect();
+        for slots in &mut self.domains {
+            slots.views.clear();
+            all.append(&mut slots.live);
+        }
+        all.sort_unstable_by_key(|slot| slot.id);
+        all
+    }
+
+    /// Forgets domains without slots, but not the first.
+    pub(super) fn forget_empty_domains(&mut self) {
+        self.domains
+            .retain(|slots| slots.key == Domain::Shared || !slots.live.is_empty());
+    }
+
+    pub(super) fn mapped(&self) -> usize {
+        self.iter().map(|slot| slot.mapped).sum()
+    }
+
+    /// The state that must be equal on all ranks.
+    pub(super) fn digest(&self) -> u64 {
+        let mut digest = Digest::new();
+        for slots in &self.domains {
+            digest = digest.word(slots.ordinal).size(slots.live.len());
+            for slot in &slots.live {
+                digest = digest.word(slot.id.0).size(slot.capacity);
+            }
+        }
+        for slot in &self.retired {
+            digest = digest.word(slot.id.0).size(slot.capacity);
+        }
+        digest.finish()
+    }
+
+    pub(super) fn stats(&self) -> Vec<SlotStats> {
+        let retired = self.retired.iter().map(|slot| slot.stats(true));
+        let live = self.domains.iter().flat_map(|slots| &slots.live);
+        let mut all: Vec<_> = retired.chain(live.map(|slot| slot.stats(false))).collect();
+        all.sort_unstable_by_key(|slot| slot.generation);
+        all
+    }
+}
+
+fn sorted<'a>(slots: impl Iterator<Item = &'a Slot>) -> Vec<SlotId> {
+    let mut ids: Vec<_> = slots.map(|slot| slot.id).collect();
+    ids.sort_unstable();
+    ids
+}

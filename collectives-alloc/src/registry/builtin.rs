@@ -1,0 +1,53 @@
+//! How configuration makes the policies of this crate.
+
+use collectives_core::error::{Error, Result};
+
+use crate::config::{Key, ScratchConfig};
+use crate::exact::Exact;
+use crate::geometric::Geometric;
+use crate::geometric_class::GeometricClass;
+use crate::policy::Policy;
+use crate::registry::{MakePolicy, Maker, Registry};
+use crate::replace::Replace;
+use crate::reserved::Reserved;
+
+impl Registry {
+    /// The policies of this crate.
+    #[must_use]
+    pub fn builtin() -> Self {
+        let makers: [(&str, MakePolicy); 5] = [
+            ("exact", |_| Ok(Box::new(Exact::new()))),
+            ("replace", |config| {
+                Ok(Box::new(Replace::new(growth(config))?))
+            }),
+            ("geometric", |config| {
+                Ok(Box::new(Geometric::new(growth(config))?))
+            }),
+            ("geometric-class", |config| {
+                let classes = config.classes_per_octave.unwrap_or(1);
+                Ok(Box::new(GeometricClass::new(classes)?))
+            }),
+            ("reserved", reserved),
+        ];
+        let named = |(name, maker): (&str, MakePolicy)| (name.to_owned(), Maker::Policy(maker));
+        Self {
+            makers: makers.map(named).into(),
+        }
+    }
+}
+
+fn growth(config: &ScratchConfig) -> f64 {
+    config.growth.unwrap_or(ScratchConfig::DEFAULT_GROWTH)
+}
+
+fn reserved(config: &ScratchConfig) -> Result<Box<dyn Policy>> {
+    let largest = config.largest_request()?.ok_or_else(|| {
+        Error::config(format!(
+            "{}, which needs `max_request`, or `max_tokens`, `hidden` and `dtype`",
+            config.describe(Key::Policy)
+        ))
+    })?;
+    // What exceeds the cap is never staged, so there is no use in holding room for it.
+    let bytes = config.cap.map_or(largest, |cap| largest.min(cap)).get();
+    Ok(Box::new(Reserved::new(bytes, growth(config))?))
+}

@@ -1,0 +1,206 @@
+//! The slots of a pool as a replay models them: sizes, leases and claims.
+
+use super::Replay;
+use crate::options::DomainMode;
+use crate::policy::{Ask, Decision, SlotView};
+
+/// Where a request is used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) stream: u32,
+    pub(super) capture: Option<u32>,
+}
+
+/// What became of a request that was served.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Served {
+    pub(super) generation: u64,
+    pub(super) grown: bool,
+}
+
+/// Why a request was not served.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Refused {
+    /// Cap or policy: the ordinary path, whatever is configured.
+    ByRule,
+    /// Limit, seal or capture: as configured.
+    Miss,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Key {
+    Shared,
+    Stream(u32),
+    Graph(u32),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    pub(super) generation: u64,
+    pub(super) capacity: usize,
+    pub(super) leased: bool,
+    pub(super) claimed: bool,
+}
+
+/// All slots.
+#[derive(Debug)]
+pub(super) struct Model<'a> {
+    pub(super) replay: &'a Replay<'a>,
+    /// The first one is shared, and holds what was reserved.
+    pub(super) domains: Vec<(Key, Vec<Slot>)>,
+    pub(super) retired: Vec<Slot>,
+    pub(super) made: u64,
+    pub(super) freed: u64,
+}
+
+const SHARED: usize = 0;
+
+impl<'a> Model<'a> {
+    pub(super) fn new(replay: &'a Replay<'a>) -> Self {
+        Self {
+            replay,
+            domains: vec![(Key::Shared, Vec::new())],
+            retired: Vec::new(),
+            made: 0,
+            freed: 0,
+        }
+    }
+
+    /// Serves a request, growing where that is allowed.
+    pub(super) fn serve(
+        &mut self,
+        bytes: usize,
+        place: Place,
+        may_grow: bool,
+    ) -> Result<Served, Refused> {
+        let domain = self.domain(place);
+        let (index, grown) = match self.decide(domain, bytes)? {
+            Decision::Grow { capacity, retire } if may_grow => {
+                (self.grow(domain, capacity, retire)?, true)
+            }
+            Decision::Hit(index) => (index, false),
+            _ => return Err(Refused::Miss),
+        };
+        let slot = &mut self.domains[domain].1[index];
+        slot.leased = true;
+        slot.claimed |= place.capture.is_some();
+        Ok(Served {
+            generation: slot.generation,
+            grown,
+        })
+    }
+
+    /// Makes a request a hit; whether that took a new slot.
+    pub(super) fn reserve(&mut self, bytes: usize) -> Result<bool, Refused> {
+        match self.judge(&views(&self.domains[SHARED].1), bytes)? {
+            Decision::Grow { capacity, retire } => {
+                self.grow(SHARED, capacity, retire).map(|_| true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Whether cap and policy serve all of these, one after another.
+    pub(super) fn would_serve(&self, requests: &[usize]) -> bool {
+        let mut views = views(&self.domains[SHARED].1);
+        requests
+            .iter()
+            .all(|&bytes| match self.judge(&views, bytes) {
+                Ok(Decision::Grow { capacity, retire }) => {
+                    if retire {
+                        views.clear();
+                    }
+                    views.push(SlotView {
+                        capacity,
+                        leased: false,
+                    });
+                    true
+                }
+                judged => judged.is_ok(),
+            })
+    }
+
+    /// Ends a lease.
+    pub(super) fn release(&mut self, generation: u64) {
+        let live = self.domains.iter_mut().flat_map(|(_, slots)| slots);
+        let mut all = live.chain(&mut self.retired);
+        if let Some(slot) = all.find(|slot| slot.generation == generation) {
+            slot.leased = false;
+        }
+    }
+
+    /// Leaves everything to whoever still holds it.
+    pub(super) fn give_up(&mut self) {
+        self.domains.truncate(1);
+        self.domains[SHARED].1.clear();
+        self.retired.clear();
+    }
+
+    /// Slots retired since this was last asked.
+    pub(super) fn take_freed(&mut self) -> u64 {
+        std::mem::take(&mut self.freed)
+    }
+
+    fn domain(&mut self, place: Place) -> usize {
+        let key = match (self.replay.options.domain, place.capture) {
+            (DomainMode::Shared, _) | (DomainMode::Graph, None) => return SHARED,
+            (DomainMode::Stream, _) => Key::Stream(place.stream),
+            (DomainMode::Graph, Some(capture)) => Key::Graph(capture),
+        };
+        let known = self.domains.iter().position(|(known, _)| *known == key);
+        known.unwrap_or_else(|| {
+            self.domains.push((key, Vec::new()));
+            self.domains.len() - 1
+        })
+    }
+
+    /// The decision, after taking a reserved slot over where that serves.
+    fn decide(&mut self, domain: usize, bytes: usize) -> Result<Decision, Refused> {
+        let decision = self.judge(&views(&self.domains[domain].1), bytes)?;
+        if domain != SHARED
+            && matches!(decision, Decision::Grow { .. })
+            && let Ok(Decision::Hit(reserved)) = self.judge(&views(&self.domains[SHARED].1), bytes)
+        {
+            let slot = self.domains[SHARED].1.remove(reserved);
+            let slots = &mut self.domains[domain].1;
+            slots.push(slot);
+            return Ok(Decision::Hit(slots.len() - 1));
+        }
+        Ok(decision)
+    }
+
+    /// The policy's answer, where the cap and the policy's own contract allow it.
+    fn judge(&self, views: &[SlotView], bytes: usize) -> Result<Decision, Refused> {
+        if self.replay.options.cap.is_some_and(|cap| bytes > cap) {
+            return Err(Refused::ByRule);
+        }
+        let ask = Ask {
+            bytes,
+            granule: self.replay.granule,
+            overhead: self.replay.overhead,
+        };
+        let decision = self.replay.policy.decide(views, &ask);
+        let keeps_contract = match decision {
+            Decision::Hit(index) => views
+                .get(index)
+                .is_some_and(|slot| !slot.leased && slot.capacity >= bytes),
+            Decision::Grow { capacity, .. } => capacity >= bytes,
+            Decision::Refuse => false,
+        };
+        keeps_contract.then_some(decision).ok_or(Refused::ByRule)
+    }
+}
+
+impl Slot {
+    pub(super) const fn is_held(&self) -> bool {
+        self.leased || self.claimed
+    }
+}
+
+fn views(slots: &[Slot]) -> Vec<SlotView> {
+    let view = |slot: &Slot| SlotView {
+        capacity: slot.capacity,
+        leased: slot.leased,
+    };
+    slots.iter().map(view).collect()
+}

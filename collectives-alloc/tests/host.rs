@@ -1,0 +1,355 @@
+//! The pool under real collectives, captures and replays, on the host backend.
+#![forbid(unsafe_code)]
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use collectives_alloc::exact::Exact;
+use collectives_alloc::geometric::Geometric;
+use collectives_alloc::geometric_class::GeometricClass;
+use collectives_alloc::options::Options;
+use collectives_alloc::policy::Policy;
+use collectives_alloc::pool::Pool;
+use collectives_alloc::replace::Replace;
+use collectives_core::buffer::Buffer;
+use collectives_core::collectives::Collectives;
+use collectives_core::communicator::Communicator;
+use collectives_core::device::Device;
+use collectives_core::error::ErrorKind;
+use collectives_core::graph::{Capture, Executable};
+use collectives_core::path::{Path, Staging};
+use collectives_core::rank::Rank;
+use collectives_core::reduce::ReduceOp;
+use collectives_core::scratch::Request;
+use collectives_core::stream::Stream;
+use collectives_host::communicator::HostCommunicator;
+use collectives_host::device::HostDevice;
+use collectives_host::model::{AddressOrder, DeviceModel};
+use collectives_host::world::HostWorld;
+use rstest::rstest;
+
+const GRANULE: usize = 2 << 20;
+
+/// A rank: its handle, its device and a stream.
+struct Setup {
+    collectives: Collectives<HostCommunicator, Pool>,
+    host: Arc<HostDevice>,
+    device: Arc<dyn Device>,
+    stream: Stream,
+    rank: usize,
+    ranks: usize,
+}
+
+impl Setup {
+    fn new(comm: HostCommunicator, policy: Box<dyn Policy>) -> Self {
+        let (host, device) = (Arc::clone(comm.host_device()), Arc::clone(comm.device()));
+        let (rank, ranks) = (comm.info().rank.index(), comm.info().world_size);
+        let mut collectives = Collectives::new(comm, Pool::new(policy, Options::default()));
+        collectives.set_staging(Staging::Forced);
+        let stream = device.create_stream().unwrap();
+        Self {
+            collectives,
+            host,
+            device,
+            stream,
+            rank,
+            ranks,
+        }
+    }
+
+    fn input(&self, count: usize, round: usize) -> Vec<i32> {
+        let value =
+            |index: usize| i32::try_from((self.rank + 1) * (round + 1) + index % 97).unwrap();
+        (0..count).map(value).collect()
+    }
+
+    fn expected(&self, count: usize, round: usize) -> Vec<i32> {
+        let ranks: usize = (1..=self.ranks).sum();
+        let value = |index: usize| ranks * (round + 1) + self.ranks * (index % 97);
+        (0..count)
+            .map(|index| i32::try_from(value(index)).unwrap())
+            .collect()
+    }
+
+    fn eager(&mut self, bytes: usize) {
+        let count = bytes / 4;
+        let mut tensor =
+            Buffer::from_slice(&self.device, &self.input(count, 0), &self.stream).unwrap();
+        let report = self
+            .collectives
+            .all_reduce(&mut tensor, ReduceOp::Sum, &self.stream)
+            .unwrap();
+        assert_eq!(report.path, Path::Staged);
+        assert_eq!(tensor.read(&self.stream).unwrap(), self.expected(count, 0));
+    }
+
+    /// A graph of an all-reduce in place on a buffer of its own.
+    fn capture(&mut self, bytes: usize) -> (Executable, Buffer<i32>) {
+        let mut tensor = Buffer::zeroed(&self.device, bytes / 4, &self.stream).unwrap();
+        let _ = self.collectives.reserve(&[Request::new(bytes)]).unwrap();
+        let capture = Capture::begin(&*self.device, &mut self.stream).unwrap();
+        for _ in 0..2 {
+            let report = self
+                .collectives
+                .all_reduce(&mut tensor, ReduceOp::Max, capture.stream())
+                .unwrap();
+            assert_eq!(report.path, Path::Staged);
+        }
+        let _ = self
+            .collectives
+            .all_reduce(&mut tensor, ReduceOp::Sum, capture.stream())
+            .unwrap();
+        (capture.end().unwrap().instantiate().unwrap(), tensor)
+    }
+
+    fn replay(&self, (graph, tensor): &mut (Executable, Buffer<i32>), round: usize, on: &Stream) {
+        let count = tensor.len();
+        tensor.write(&self.input(count, round), on).unwrap();
+        graph.launch(&*self.device, on).unwrap();
+        // Max over ranks twice, then the sum of equal values.
+        let ranks = self.ranks;
+        let largest = |index: usize| ranks * (round + 1) + index % 97;
+        let expected: Vec<_> = (0..count)
+            .map(|index| i32::try_from(ranks * largest(index)).unwrap())
+            .collect();
+        assert_eq!(tensor.read(on).unwrap(), expected);
+    }
+}
+
+/// Ranks that differ in whatever ranks may differ in, on memory that finds stale uses.
+fn hostile(rank: Rank) -> DeviceModel {
+    let order = if rank.0.is_multiple_of(2) {
+        AddressOrder::Descending
+    } else {
+        AddressOrder::Shuffled(u64::from(rank.0))
+    };
+    DeviceModel::new()
+        .with_address_order(order)
+        .with_guard(4096)
+        .with_poison(0xdb)
+        .with_quarantine(64 << 20)
+        .with_destructor_delay(Duration::from_millis(u64::from(rank.0)))
+}
+
+fn boxed(policy: impl Policy + 'static) -> Box<dyn Policy> {
+    Box::new(policy)
+}
+
+// invariants 21, 22 and 26
+#[rstest]
+fn old_graphs_replay_exactly_after_any_growth_on_any_stream(
+    #[values("exact", "replace", "geometric", "geometric-class")] name: &str,
+) {
+    HostWorld::new(3).model(hostile).run(|comm| {
+        let mut on = Setup::new(comm, policy(name));
+        let other = on.device.create_stream().unwrap();
+        let mut graphs: Vec<_> = [4096, 64 << 10].map(|bytes| on.capture(bytes)).into();
+        for (round, bytes) in [1 << 20, 3 << 20, 5 << 20, 9 << 20].into_iter().enumerate() {
+            on.eager(bytes);
+            for graph in &mut graphs {
+                on.replay(graph, 2 * round, &on.stream);
+                on.replay(graph, 2 * round + 1, &other);
+            }
+        }
+        on.host.check_memory().unwrap();
+        drop(graphs);
+        let _ = on.collectives.close().unwrap();
+        on.host.wait_for_destructors();
+        on.device.collect();
+        on.host.check_memory().unwrap();
+        assert_eq!(on.host.mapped_bytes(), 0);
+    });
+}
+
+fn policy(name: &str) -> Box<dyn Policy> {
+    match name {
+        "exact" => boxed(Exact::new()),
+        "replace" => boxed(Replace::default()),
+        "geometric" => boxed(Geometric::default()),
+        _ => boxed(GeometricClass::default()),
+    }
+}
+
+// invariants 9 and 38
+#[test]
+fn bytes_come_back_at_the_first_collective_point_after_the_last_rank_let_its_graph_go() {
+    HostWorld::new(4).model(hostile).run(|comm| {
+        let mut on = Setup::new(comm, policy("replace"));
+        let mut first = Some(on.capture(1 << 20));
+        let mut second = Some(on.capture(3 << 20));
+        on.eager(9 << 20);
+        assert_eq!(
+            on.host.mapped_bytes(),
+            GRANULE + 2 * GRANULE + 10 * (1 << 20)
+        );
+        assert_eq!(
+            on.host.mapped_bytes(),
+            on.collectives.stats().mapped_bytes()
+        );
+        // Ranks let their graphs go in another order.
+        let (early, late) = if on.rank.is_multiple_of(2) {
+            (&mut first, &mut second)
+        } else {
+            (&mut second, &mut first)
+        };
+        *early = None;
+        on.host.wait_for_destructors();
+        on.eager(11 << 20);
+        let mapped = on.collectives.stats().mapped_bytes();
+        assert_eq!(mapped, 3 * GRANULE + 10 * GRANULE, "some rank holds either");
+        *late = None;
+        on.host.wait_for_destructors();
+        let trimmed = on.collectives.trim().unwrap();
+        assert_eq!((trimmed.slots, trimmed.held_bytes), (3, 0));
+        assert_eq!(on.host.mapped_bytes(), 0);
+        on.eager(1 << 20);
+    });
+}
+
+// invariants 8 and 10
+#[rstest]
+#[case::exact("exact", (51_118_080, 62_914_560, 12))]
+#[case::geometric_class("geometric-class", (15_728_640, 16_777_216, 4))]
+#[case::geometric("geometric", (14_680_064, 14_680_064, 3))]
+#[case::replace("replace", (14_680_064, 14_680_064, 3))]
+fn the_seed_trace_comes_to_its_table(#[case] name: &str, #[case] expected: (usize, usize, u64)) {
+    let figures = HostWorld::new(4).run(|comm| {
+        let mut on = Setup::new(comm, policy(name));
+        let padded = |tokens: usize| tokens.next_multiple_of(64) * 10_240;
+        let mut graphs: Vec<_> = [1, 8, 64, 128, 256]
+            .map(|batch| on.capture(padded(batch)))
+            .into();
+        let prompts = [
+            37, 64, 101, 150, 192, 230, 300, 350, 410, 480, 505, 570, 640, 655, 700, 768,
+        ];
+        for prompt in prompts.into_iter().chain(prompts) {
+            on.eager(padded(prompt));
+        }
+        for graph in &mut graphs {
+            on.replay(graph, 0, &on.stream);
+        }
+        let stats = on.collectives.stats();
+        assert_eq!(stats.mapped_bytes(), on.host.mapped_bytes());
+        (
+            stats.capacity_bytes(),
+            stats.mapped_bytes(),
+            stats.registrations,
+        )
+    });
+    assert_eq!(figures, [expected; 4]);
+}
+
+// invariant 35
+#[rstest]
+fn a_device_out_of_memory_on_any_rank_fails_alike_everywhere_and_smaller_works(
+    #[values(0, 1, 2)] poor: u32,
+) {
+    let model = move |rank: Rank| match rank.0 == poor {
+        true => DeviceModel::new().with_budget(9 * GRANULE),
+        false => DeviceModel::new(),
+    };
+    let kinds = HostWorld::new(3).model(model).run(|comm| {
+        let mut on = Setup::new(comm, policy("geometric"));
+        let request = [Request::new(10 * GRANULE)];
+        let failed = on.collectives.reserve(&request).unwrap_err().kind().clone();
+        on.eager(GRANULE);
+        assert_eq!(on.host.mapped_bytes(), GRANULE);
+        failed
+    });
+    assert!(kinds.iter().all(|kind| *kind == kinds[0]), "{kinds:?}");
+    let ErrorKind::OutOfMemory { rank, .. } = kinds[0] else {
+        panic!("{:?}", kinds[0]);
+    };
+    assert_eq!(rank, Rank(poor));
+}
+
+// invariant 46
+#[rstest]
+fn everything_may_be_dropped_in_any_order(#[values(0, 1, 2, 3, 4, 5)] order: usize) {
+    HostWorld::new(2).model(hostile).run(|comm| {
+        let mut on = Setup::new(comm, policy("replace"));
+        let graph = on.capture(1 << 20);
+        on.eager(3 << 20);
+        let Setup {
+            collectives,
+            host,
+            device,
+            stream,
+            ..
+        } = on;
+        let mut things: Vec<Box<dyn Send>> =
+            vec![Box::new(collectives), Box::new(graph), Box::new(stream)];
+        drop(things.remove(order % 3));
+        drop(things.remove(order % 2));
+        drop(things);
+        host.wait_for_destructors();
+        device.collect();
+        host.check_memory().unwrap();
+    });
+}
+
+// invariant 18
+#[test]
+fn scratch_never_lies_in_a_window_of_the_user() {
+    HostWorld::new(2).model(hostile).run(|comm| {
+        let mut on = Setup::new(comm, policy("geometric"));
+        let mut tensor = on.collectives.symmetric_buffer::<i32>(1 << 18).unwrap();
+        let ours = on.input(1 << 18, 0);
+        tensor.write(&ours, &on.stream).unwrap();
+        let window = tensor.window().unwrap().window;
+        for bytes in [1 << 20, 3 << 20] {
+            on.eager(bytes);
+        }
+        assert_eq!(tensor.read(&on.stream).unwrap(), ours);
+        let _ = on.collectives.trim().unwrap();
+        assert_eq!(tensor.window().map(|slice| slice.window), Some(window));
+        assert_eq!(tensor.read(&on.stream).unwrap(), ours);
+    });
+}
+
+// invariant 28
+#[test]
+fn a_result_survives_later_uses_and_replays_of_the_slot_it_was_staged_through() {
+    HostWorld::new(2).model(hostile).run(|comm| {
+        let mut on = Setup::new(comm, policy("geometric"));
+        let mut graph = on.capture(1 << 20);
+        let count = 1 << 18;
+        let mut result = Buffer::from_slice(&on.device, &on.input(count, 5), &on.stream).unwrap();
+        let report = on
+            .collectives
+            .all_reduce(&mut result, ReduceOp::Sum, &on.stream)
+            .unwrap();
+        assert_eq!(
+            report.slot.map(|slot| slot.0),
+            Some(1),
+            "the slot that the graph owns"
+        );
+        on.replay(&mut graph, 3, &on.stream);
+        on.eager(1 << 20);
+        assert_eq!(result.read(&on.stream).unwrap(), on.expected(count, 5));
+    });
+}
+
+// invariants 33 and 34
+#[test]
+fn uneven_counts_give_the_same_decisions_on_all_ranks() {
+    let digests = HostWorld::new(3).model(hostile).run(|comm| {
+        let mut on = Setup::new(comm, policy("geometric"));
+        for counts in [[1, 70_000, 9], [500_000, 1, 1], [3, 3, 900_000]] {
+            let send = Buffer::from_slice(&on.device, &on.input(counts[on.rank], 0), &on.stream);
+            let mut recv =
+                Buffer::<i32>::zeroed(&on.device, counts.iter().sum(), &on.stream).unwrap();
+            let _ = on
+                .collectives
+                .all_gather_v(&send.unwrap(), &mut recv, &counts, &on.stream)
+                .unwrap();
+        }
+        let stats = on.collectives.stats();
+        (stats.digest, stats.requests, stats.slots)
+    });
+    assert!(
+        digests.iter().all(|digest| *digest == digests[0]),
+        "{digests:?}"
+    );
+}

@@ -1,0 +1,240 @@
+//! Slots that graphs own.
+
+use collectives_alloc::geometric::Geometric;
+use collectives_alloc::options::{DomainMode, OnMiss};
+use collectives_core::communicator::Communicator;
+use collectives_core::device::Device;
+use collectives_core::error::{ErrorKind, MissedWhen};
+use collectives_core::path::Reason;
+use collectives_core::scratch::{Request, ScratchAllocator};
+use rstest::rstest;
+
+use crate::mock::{Call, GRANULE, MockComm, MockGraph, alone, world};
+use crate::{MIB, acquire, balanced, geometric, kind, pool, replace, touch};
+
+fn is_collective(call: &Call) -> bool {
+    matches!(call, Call::Agree | Call::Register(_) | Call::Retire(_))
+}
+
+fn capture(
+    pool: &mut collectives_alloc::pool::Pool,
+    comm: &mut MockComm,
+    bytes: usize,
+) -> MockGraph {
+    let _ = pool.reserve(comm, &[Request::new(bytes)]).unwrap();
+    let stream = comm.stream();
+    comm.mock.begin(&stream);
+    touch(pool, comm, bytes, &stream);
+    comm.mock.end(&stream)
+}
+
+// invariants 21 and 22
+#[test]
+fn a_claimed_slot_keeps_address_and_bytes_until_its_last_graph_is_gone() {
+    world(2, |comm| {
+        let (mut pool, stream) = (replace(), comm.stream());
+        let graph = capture(&mut pool, comm, MIB);
+        let clone = graph.duplicate();
+        let before = comm.ranges();
+        for size in [3, 9, 20, 50] {
+            touch(&mut pool, comm, size * MIB, &stream);
+        }
+        let (window, range) = before.first_key_value().unwrap();
+        assert_eq!(comm.ranges().get(window), Some(range));
+        drop(graph);
+        touch(&mut pool, comm, 120 * MIB, &stream);
+        assert!(comm.ranges().contains_key(window), "a clone still owns it");
+        assert_eq!(
+            pool.stats().slots.len(),
+            2,
+            "only the claimed one and the last are kept"
+        );
+        drop(clone);
+        touch(&mut pool, comm, 260 * MIB, &stream);
+        assert!(!comm.ranges().contains_key(window));
+        assert_eq!(pool.stats().slots.len(), 1);
+        balanced(&pool);
+    });
+}
+
+// invariant 38
+#[test]
+fn bytes_come_back_at_the_next_collective_point_after_the_graph_died_on_the_last_rank() {
+    let orders = world(3, |comm| {
+        let (mut pool, stream) = (replace(), comm.stream());
+        let mut graphs: Vec<_> = [1, 3, 7, 15]
+            .map(|size| Some(capture(&mut pool, comm, size * MIB)))
+            .into();
+        touch(&mut pool, comm, 31 * MIB, &stream);
+        let _ = comm.mock.calls();
+        // Graphs die in another order on every rank.
+        for turn in 0..4 {
+            let dies = (turn * (1 + comm.rank()) + comm.rank()) % 4;
+            let dies = if comm.rank() == 1 { 3 - turn } else { dies };
+            graphs[dies] = None;
+            let _ = pool.trim(comm).unwrap();
+            touch(&mut pool, comm, 31 * MIB, &stream);
+        }
+        graphs.clear();
+        let _ = pool.trim(comm).unwrap();
+        let retired = |call: &Call| matches!(call, Call::Retire(_));
+        comm.mock
+            .calls()
+            .into_iter()
+            .filter(retired)
+            .collect::<Vec<_>>()
+    });
+    assert!(orders.iter().all(|order| *order == orders[0]), "{orders:?}");
+}
+
+#[test]
+fn a_slot_stays_while_a_graph_of_any_rank_owns_it() {
+    world(3, |comm| {
+        let (mut pool, stream) = (replace(), comm.stream());
+        let graph = capture(&mut pool, comm, MIB);
+        touch(&mut pool, comm, 3 * MIB, &stream);
+        let graph = (comm.rank() == 2).then_some(graph);
+        let trimmed = pool.trim(comm).unwrap();
+        assert_eq!((trimmed.slots, trimmed.held_bytes), (1, GRANULE));
+        drop(graph);
+        let trimmed = pool.trim(comm).unwrap();
+        assert_eq!(
+            (trimmed.slots, trimmed.mapped_bytes, trimmed.held_bytes),
+            (1, GRANULE, 0)
+        );
+    });
+}
+
+// invariant 25
+#[test]
+fn a_claim_ends_when_the_device_collects_and_not_in_the_destructor() {
+    alone(|comm| {
+        let mut pool = replace();
+        let graph = capture(&mut pool, comm, MIB);
+        let _ = comm.mock.calls();
+        drop(graph);
+        assert_eq!(comm.mock.calls(), []);
+        comm.mock.collect();
+        assert_eq!(pool.trim(comm).unwrap().slots, 1);
+    });
+}
+
+#[test]
+fn a_claim_blocks_no_lease() {
+    alone(|comm| {
+        let (mut pool, stream) = (geometric(), comm.stream());
+        let graph = capture(&mut pool, comm, MIB);
+        assert_eq!(touch(&mut pool, comm, MIB, &stream), 1);
+        assert_eq!(pool.stats().registrations, 1);
+        drop(graph);
+    });
+}
+
+// invariants 23 and 24
+#[rstest]
+#[case::error(OnMiss::Error, None)]
+#[case::fallback(OnMiss::Fallback, Some(Reason::MissInCapture))]
+fn a_miss_in_capture_says_what_to_reserve_and_leaves_the_capture_valid(
+    #[case] on_miss: OnMiss,
+    #[case] reason: Option<Reason>,
+) {
+    world(2, |comm| {
+        let stream = comm.stream();
+        let mut pool = pool(Geometric::default(), |options| options.on_miss = on_miss);
+        let _ = pool.reserve(comm, &[Request::new(MIB)]).unwrap();
+        comm.mock.begin(&stream);
+        touch(&mut pool, comm, MIB, &stream);
+        let _ = comm.mock.calls();
+        let error = acquire(&mut pool, comm, 3 * MIB, &stream).unwrap_err();
+        assert_eq!(comm.mock.calls(), [], "no round, and nothing is enqueued");
+        let expected = ErrorKind::NeedsReserve {
+            bytes: 3 * MIB,
+            domain: "shared".to_owned(),
+            when: MissedWhen::Capturing,
+        };
+        assert_eq!(error.kind(), &expected);
+        for needle in ["3145728", "shared", "reserve"] {
+            assert!(error.to_string().contains(needle), "{error}");
+        }
+        assert_eq!(pool.fallback_reason(&error), reason);
+        touch(&mut pool, comm, MIB, &stream);
+        assert_eq!(comm.mock.end(&stream).owned(), 1);
+        // Afterwards it is an ordinary miss.
+        touch(&mut pool, comm, 3 * MIB, &stream);
+        balanced(&pool);
+    });
+}
+
+// invariant 23
+#[test]
+fn nothing_is_registered_retired_or_allocated_while_a_known_stream_captures_on_any_rank() {
+    world(2, |comm| {
+        let (mut pool, stream, other) = (replace(), comm.stream(), comm.stream());
+        let _ = pool.reserve(comm, &[Request::new(MIB)]).unwrap();
+        let captures = comm.rank() == 1;
+        if captures {
+            comm.mock.begin(&stream);
+        }
+        touch(&mut pool, comm, MIB, &stream);
+        let _ = comm.mock.calls();
+        let missed = kind(acquire(&mut pool, comm, 3 * MIB, &other));
+        assert!(matches!(
+            missed,
+            ErrorKind::NeedsReserve {
+                when: MissedWhen::Capturing,
+                ..
+            }
+        ));
+        assert!(pool.reserve(comm, &[Request::new(3 * MIB)]).is_err());
+        let trimmed = pool.trim(comm).unwrap();
+        assert_eq!((trimmed.slots, trimmed.held_bytes), (0, GRANULE));
+        let calls = comm.mock.calls();
+        let only_rounds = calls.iter().filter(|call| is_collective(call));
+        assert!(
+            only_rounds.clone().all(|call| *call == Call::Agree),
+            "{calls:?}"
+        );
+        let graph = captures.then(|| comm.mock.end(&stream));
+        touch(&mut pool, comm, 3 * MIB, &other);
+        drop(graph);
+    });
+}
+
+#[test]
+fn a_domain_per_graph_takes_reserved_slots_over_and_gives_them_back_with_the_graph() {
+    world(2, |comm| {
+        let stream = comm.stream();
+        let mut pool = pool(Geometric::default(), |options| {
+            options.domain = DomainMode::Graph;
+        });
+        let first = capture(&mut pool, comm, MIB);
+        let second = capture(&mut pool, comm, MIB);
+        let slots = pool.stats().slots;
+        assert_eq!(slots.iter().filter(|slot| slot.claimed).count(), 2);
+        assert_eq!(
+            touch(&mut pool, comm, MIB, &stream),
+            3,
+            "eager uses have slots of their own"
+        );
+        drop(first);
+        // Any later miss frees what the dead graph had.
+        touch(&mut pool, comm, 3 * MIB, &stream);
+        let left: Vec<_> = pool
+            .stats()
+            .slots
+            .iter()
+            .map(|slot| slot.generation)
+            .collect();
+        assert_eq!(left, [2, 3, 4]);
+        comm.mock.begin(&stream);
+        let missed = kind(acquire(&mut pool, comm, 5 * MIB, &stream));
+        assert!(
+            matches!(missed, ErrorKind::NeedsReserve { ref domain, .. } if domain == "graph #3")
+        );
+        drop(comm.mock.end(&stream));
+        drop(second);
+        let deferred = pool.close(comm).unwrap();
+        assert_eq!(deferred.windows, 0);
+        assert_eq!(comm.symmetric().unwrap().window_count(), 0);
+    });
+}

@@ -1,0 +1,215 @@
+//! Ranks that agree, and ranks that do not.
+
+use std::time::Duration;
+
+use collectives_alloc::geometric::Geometric;
+use collectives_alloc::policy::Policy;
+use collectives_alloc::replace::Replace;
+use collectives_core::error::{ErrorKind, Field};
+use collectives_core::rank::Rank;
+use collectives_core::scratch::{Request, ScratchAllocator};
+use proptest::prelude::*;
+use rstest::rstest;
+
+use crate::mock::{Call, alone, world};
+use crate::{MIB, acquire, geometric, kind, pool, touch};
+
+fn shared_calls(calls: Vec<Call>) -> Vec<Call> {
+    let shared = |call: &Call| matches!(call, Call::Agree | Call::Register(_) | Call::Retire(_));
+    calls.into_iter().filter(shared).collect()
+}
+
+// invariant 36
+#[rstest]
+fn a_rank_that_asks_for_other_bytes_is_named_on_every_rank_before_anything_is_registered(
+    #[values(0, 1, 2)] odd: usize,
+) {
+    let kinds = world(3, |comm| {
+        let (mut pool, stream) = (geometric(), comm.stream());
+        let bytes = if comm.rank() == odd { 5 * MIB } else { MIB };
+        let failed = kind(acquire(&mut pool, comm, bytes, &stream));
+        assert_eq!(comm.mock.calls(), [Call::Agree]);
+        assert_eq!(pool.stats().agreement_failures, 1);
+        assert!(pool.stats().slots.is_empty());
+        // Nothing moved, so the call may be repeated rightly.
+        touch(&mut pool, comm, MIB, &stream);
+        failed
+    });
+    assert!(kinds.iter().all(|kind| *kind == kinds[0]));
+    let ErrorKind::Mismatch {
+        rank,
+        field,
+        theirs,
+        ours,
+    } = &kinds[0]
+    else {
+        panic!("{:?}", kinds[0]);
+    };
+    assert_eq!((*rank, *field), (Rank::new(odd), Field::Bytes));
+    assert_eq!((theirs, ours), (&(5 * MIB).to_string(), &MIB.to_string()));
+}
+
+// invariant 36
+#[test]
+fn ranks_with_different_configurations_are_told_so() {
+    for difference in 0..3 {
+        let kinds = world(3, |comm| {
+            let stream = comm.stream();
+            let odd = comm.rank() == 1;
+            let policy: Box<dyn Policy> = match difference {
+                0 if odd => Box::new(Replace::default()),
+                1 if odd => Box::new(Geometric::new(3.0).unwrap()),
+                _ => Box::new(Geometric::default()),
+            };
+            let limit = (difference == 2 && odd).then_some(1 << 40);
+            let options = crate::options(|options| options.limit = limit);
+            let mut pool = collectives_alloc::pool::Pool::new(policy, options);
+            kind(acquire(&mut pool, comm, MIB, &stream))
+        });
+        for kind in kinds {
+            assert!(
+                matches!(
+                    kind,
+                    ErrorKind::Mismatch {
+                        rank: Rank(1),
+                        field: Field::Configuration,
+                        ..
+                    }
+                ),
+                "{kind:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn ranks_that_meet_for_different_reasons_are_told_so() {
+    let kinds = world(2, |comm| {
+        let (mut pool, stream) = (geometric(), comm.stream());
+        touch(&mut pool, comm, MIB, &stream);
+        if comm.rank() == 0 {
+            kind(pool.trim(comm))
+        } else {
+            kind(pool.reserve(comm, &[Request::new(3 * MIB)]))
+        }
+    });
+    assert_eq!(kinds[0], kinds[1]);
+    assert!(matches!(
+        kinds[0],
+        ErrorKind::Mismatch {
+            field: Field::Operation,
+            ..
+        }
+    ));
+}
+
+#[test]
+fn ranks_that_reserve_different_workloads_are_told_so() {
+    let kinds = world(2, |comm| {
+        let mut pool = geometric();
+        let second = MIB * (1 + comm.rank());
+        let requests = [Request::new(MIB), Request::new(second)];
+        let failed = kind(pool.reserve(comm, &requests));
+        assert_eq!(comm.mock.calls(), [Call::Agree]);
+        failed
+    });
+    assert_eq!(kinds[0], kinds[1]);
+    assert!(matches!(
+        kinds[0],
+        ErrorKind::Mismatch {
+            field: Field::Bytes,
+            ..
+        }
+    ));
+}
+
+// invariant 39
+#[test]
+fn a_rank_that_never_comes_is_reported_within_the_deadline_and_to_itself() {
+    let kinds = world(3, |comm| {
+        let stream = comm.stream();
+        let mut pool = pool(Geometric::default(), |options| {
+            options.agree_deadline = Duration::from_millis(50);
+        });
+        if comm.rank() == 2 {
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        let failed = kind(acquire(&mut pool, comm, MIB, &stream));
+        assert!(
+            !comm
+                .mock
+                .calls()
+                .iter()
+                .any(|call| matches!(call, Call::Allocate(_)))
+        );
+        failed
+    });
+    for kind in kinds {
+        let ErrorKind::Timeout { absent, .. } = kind else {
+            panic!("{kind:?}");
+        };
+        assert_eq!(absent, [Rank(2)]);
+    }
+}
+
+// invariant 24
+#[test]
+fn a_miss_in_capture_is_the_same_error_on_every_rank() {
+    let kinds = world(3, |comm| {
+        let (mut pool, stream) = (geometric(), comm.stream());
+        comm.mock.begin(&stream);
+        let failed = kind(acquire(&mut pool, comm, MIB, &stream));
+        drop(comm.mock.end(&stream));
+        failed
+    });
+    assert!(kinds.iter().all(|kind| *kind == kinds[0]));
+}
+
+#[test]
+fn a_pool_serves_one_communicator_only() {
+    alone(|comm| {
+        let (mut pool, stream) = (geometric(), comm.stream());
+        touch(&mut pool, comm, MIB, &stream);
+        alone(|other| {
+            let mut pool = geometric();
+            touch(&mut pool, other, MIB, &other.stream());
+        });
+        let _ = comm.mock.calls();
+    });
+    let pool = std::sync::Mutex::new(geometric());
+    alone(|comm| touch(&mut pool.lock().unwrap(), comm, MIB, &comm.stream()));
+    alone(|comm| {
+        let failed = acquire(&mut pool.lock().unwrap(), comm, MIB, &comm.stream());
+        assert!(failed.unwrap_err().misuse().is_some());
+        assert!(pool.lock().unwrap().trim(comm).is_err());
+        assert!(pool.lock().unwrap().close(comm).is_err());
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    // invariants 33, 37 and 38
+    #[test]
+    fn all_ranks_decide_register_and_retire_alike(
+        sizes in prop::collection::vec(1..64_usize, 1..24),
+        trims in prop::collection::vec(any::<bool>(), 24),
+    ) {
+        let seen = world(3, |comm| {
+            let mut pool = pool(Replace::default(), |_| {});
+            let streams = [comm.stream(), comm.stream()];
+            let mut slots = Vec::new();
+            for (turn, (&size, &trim)) in sizes.iter().zip(&trims).enumerate() {
+                // Which stream a rank uses is its own business.
+                let stream = &streams[(turn + comm.rank()) % 2];
+                slots.push(touch(&mut pool, comm, size * MIB, stream));
+                if trim {
+                    let _ = pool.trim(comm).unwrap();
+                }
+            }
+            let stats = pool.stats();
+            (slots, shared_calls(comm.mock.calls()), stats.digest, stats.agreements)
+        });
+        prop_assert!(seen.iter().all(|rank| *rank == seen[0]), "{seen:?}");
+    }
+}
