@@ -1,0 +1,121 @@
+//! The command line.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Parser;
+use collectives_alloc::bytes::ByteSize;
+use collectives_alloc::config::ScratchConfig;
+
+use crate::trace::Trace;
+
+/// The policies compared when none is named.
+const POLICIES: [&str; 4] = ["exact", "replace", "geometric", "geometric-class"];
+
+/// Runs the collectives of an inference server through each scratch policy and compares what each
+/// keeps.
+#[derive(Debug, Parser)]
+#[command(name = "dynamic_inference")]
+pub(crate) struct Options {
+    /// Ranks, each a thread.
+    #[arg(long, default_value_t = 4, value_parser = parse_ranks)]
+    pub(crate) ranks: usize,
+
+    /// A policy to run, by the name configuration uses; may be given several times, or several
+    /// separated by commas.
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) policy: Vec<String>,
+
+    /// `seed`, `server`, or a CSV file with a column `tokens` and optionally `kind` (`prefill` or
+    /// `decode`).
+    #[arg(long, default_value = "seed")]
+    pub(crate) trace: TraceSource,
+
+    /// Bytes that symmetric memory is mapped in multiples of: a power of two, at least 4 KiB.
+    #[arg(long, default_value = "2MiB", value_parser = parse_granule)]
+    pub(crate) granule: ByteSize,
+
+    /// A TOML file with a `[scratch]` table; without `--policy`, only its policy is run.
+    #[arg(long)]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Prints JSON instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl Options {
+    /// One configuration for each row.
+    pub(crate) fn scratch_configs(&self) -> Result<Vec<ScratchConfig>, Box<dyn Error>> {
+        let base = match &self.config {
+            Some(path) => ScratchConfig::from_toml_file(path)?,
+            None => ScratchConfig::default(),
+        };
+        let base = base.overridden_by_env()?;
+        if self.policy.is_empty() && self.config.is_some() {
+            return Ok(vec![base]);
+        }
+        let named = self.policy.iter().map(String::as_str);
+        let names: Vec<_> = match self.policy.is_empty() {
+            true => POLICIES.to_vec(),
+            false => named.collect(),
+        };
+        names
+            .into_iter()
+            .map(|name| {
+                let mut config = base.clone();
+                config.policy = Some(name.to_owned());
+                config.validate()?;
+                Ok(config)
+            })
+            .collect()
+    }
+}
+
+fn parse_ranks(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(ranks @ 1..=32) => Ok(ranks),
+        // The oracle's sums stay exact in bf16 up to 32 ranks.
+        _ => Err("must be a number from 1 to 32".to_owned()),
+    }
+}
+
+fn parse_granule(text: &str) -> Result<ByteSize, String> {
+    let granule: ByteSize = text.parse().map_err(|error| format!("{error}"))?;
+    match granule.get() {
+        bytes if bytes >= 4096 && bytes.is_power_of_two() => Ok(granule),
+        _ => Err("must be a power of two of at least 4 KiB".to_owned()),
+    }
+}
+
+/// Where the requests come from.
+#[derive(Clone, Debug)]
+pub(crate) enum TraceSource {
+    Seed,
+    Server,
+    File(PathBuf),
+}
+
+impl FromStr for TraceSource {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "seed" => Ok(Self::Seed),
+            "server" => Ok(Self::Server),
+            path if path.ends_with(".csv") => Ok(Self::File(path.into())),
+            other => Err(format!("`{other}` is neither `seed`, `server` nor a .csv file")),
+        }
+    }
+}
+
+impl TraceSource {
+    pub(crate) fn load(&self) -> Result<Trace, Box<dyn Error>> {
+        match self {
+            Self::Seed => Ok(Trace::seed()),
+            Self::Server => Ok(Trace::server()?),
+            Self::File(path) => Trace::from_csv(path),
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Holds the programs in this folder together; there is nothing to import.
