@@ -1,0 +1,30 @@
+# One check, one recipe. The commands themselves are in .ci/run.
+
+# Every check, as CI runs them.
+all:
+    .ci/run
+
+fmt:
+    .ci/run fmt
+
+lint:
+    .ci/run lint
+
+test:
+    .ci/run test
+
+doc:
+    .ci/run doc
+
+examples:
+    .ci/run examples
+
+hygiene:
+    .ci/run hygiene
+
+# These two need tools that CI does not install: cargo-deny and typos-cli.
+deny:
+    cargo deny check bans licenses sources
+
+typos:
+    typos
