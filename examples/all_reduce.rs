@@ -23,12 +23,12 @@ fn rank_main(comm: HostCommunicator) -> Result<String> {
     let stream = collectives.device().create_stream()?;
 
     // A tensor in ordinary memory is staged through scratch.
-    let mine = [f32::from(collectives.rank().0 as u16 + 1); 4];
+    let mine = [f64::from(collectives.rank().0 + 1); 4];
     let mut tensor = Buffer::from_slice(collectives.device(), &mine, &stream)?;
     let staged = collectives.all_reduce(&mut tensor, ReduceOp::Sum, &stream)?;
 
     // A tensor in symmetric memory is not copied at all.
-    let mut symmetric = collectives.symmetric_buffer::<f32>(4)?;
+    let mut symmetric = collectives.symmetric_buffer::<f64>(4)?;
     symmetric.write(&mine, &stream)?;
     let direct = collectives.all_reduce(&mut symmetric, ReduceOp::Max, &stream)?;
 

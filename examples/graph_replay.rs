@@ -32,9 +32,8 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
 }
 
 fn rank_main(comm: HostCommunicator) -> Result<Vec<String>> {
-    let mut config = ScratchConfig::default();
-    config.policy = Some("replace".to_owned());
-    let mut collectives = Collectives::new(comm, config.build()?);
+    let scratch = ScratchConfig::with_policy("replace").build()?;
+    let mut collectives = Collectives::new(comm, scratch);
     let device = Arc::clone(collectives.device());
     let mut stream = device.create_stream()?;
     let mut lines = Vec::new();

@@ -107,6 +107,22 @@ impl ScratchConfig {
     /// The growth factor where neither configuration nor policy says otherwise.
     pub const DEFAULT_GROWTH: f64 = 2.0;
 
+    /// The defaults with a policy.
+    ///
+    /// ```
+    /// use collectives_alloc::config::ScratchConfig;
+    ///
+    /// let scratch = ScratchConfig::with_policy("geometric-class").build()?;
+    /// # Ok::<(), collectives_core::error::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_policy(name: impl Into<String>) -> Self {
+        Self {
+            policy: Some(name.into()),
+            ..Self::default()
+        }
+    }
+
     /// The policy: the one named, else `reserved` where the largest request is given, else
     /// `geometric`.
     #[must_use]

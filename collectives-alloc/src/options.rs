@@ -95,6 +95,6 @@ pub enum DomainMode {
 pub enum Ordering {
     /// The pool, by events.
     Events,
-    /// The caller, who keeps the communicator on one stream or orders streams itself.
+    /// The caller, who keeps the communicator on one stream; a use on another is an error.
     Caller,
 }

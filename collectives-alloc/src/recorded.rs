@@ -131,11 +131,7 @@ impl<A: ScratchAllocator> ScratchAllocator for Recorded<A> {
             generation: leased.as_ref().ok().map(|lease| lease.slot().0),
         };
         self.write(sequence, call);
-        leased.map(|lease| {
-            let (operand, slot) = (lease.operand(), lease.slot());
-            let hold = RecordedHold::new(lease, Arc::clone(&self.sink), sequence);
-            Lease::new(operand, slot, Arc::new(hold))
-        })
+        leased.map(|lease| RecordedHold::around(lease, Arc::clone(&self.sink), sequence))
     }
 
     fn fallback_reason(&self, error: &Error) -> Option<Reason> {

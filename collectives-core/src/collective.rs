@@ -81,6 +81,7 @@ pub enum Counts<'a> {
 
 impl Counts<'_> {
     /// Elements of one rank.
+    #[inline]
     #[must_use]
     pub fn of(&self, rank: Rank) -> usize {
         match self {
@@ -103,6 +104,7 @@ impl Counts<'_> {
     /// # Errors
     ///
     /// [`Misuse::WrongCountsLength`] and [`Misuse::SizeOverflow`].
+    #[inline]
     pub fn total(&self, world_size: usize, dtype: DType) -> Result<usize> {
         let overflow = |count| Misuse::SizeOverflow { count, dtype };
         match self {
@@ -246,6 +248,7 @@ impl<'a> Collective<'a> {
     }
 
     /// Whether the operation moves no element on any rank, so that it is a no-op everywhere.
+    #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let none = |counts: Counts<'_>| match counts {
@@ -255,7 +258,12 @@ impl<'a> Collective<'a> {
         match self.op {
             Op::Barrier => false,
             // A vector of one rank says nothing about the others.
-            Op::AllToAll { .. } => matches!(self.counts, Counts::Even(0)),
+            Op::AllToAll { recv_counts } => {
+                matches!(
+                    (self.counts, recv_counts),
+                    (Counts::Even(0), Counts::Even(0))
+                )
+            }
             _ => none(self.counts),
         }
     }
@@ -265,6 +273,7 @@ impl<'a> Collective<'a> {
     /// # Errors
     ///
     /// [`Misuse::WrongCountsLength`] and [`Misuse::SizeOverflow`].
+    #[inline]
     pub fn elements(&self, rank: Rank, world_size: usize) -> Result<(usize, usize)> {
         let total = |counts: &Counts<'_>| counts.total(world_size, self.dtype);
         let single = self.counts.of(Rank(0));
@@ -292,6 +301,7 @@ impl<'a> Collective<'a> {
     /// # Errors
     ///
     /// The [`Misuse`] that was found.
+    #[inline]
     pub fn check(&self, rank: Rank, world_size: usize) -> Result<()> {
         if let Some(root) = self.root().filter(|root| root.index() >= world_size) {
             return Err(Misuse::RankOutOfRange {
@@ -318,6 +328,7 @@ impl<'a> Collective<'a> {
         Ok(())
     }
 
+    #[inline]
     fn check_side(&self, which: &'static str, operand: Operand, elements: usize) -> Result<()> {
         let bytes = self.dtype.bytes(elements)?;
         if operand.bytes != bytes {
@@ -342,6 +353,7 @@ impl<'a> Collective<'a> {
     /// All-reduce, reduce and broadcast allow the same range; reduce-scatter and scatter allow the
     /// receive operand to be this rank's part of the send operand; all-gather and gather the send
     /// operand to be this rank's part of the receive operand; all-to-all and messages allow none.
+    #[inline]
     #[must_use]
     pub fn is_in_place(&self, rank: Rank) -> bool {
         let part_of = |whole: Operand, part: Operand| {

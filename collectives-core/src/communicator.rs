@@ -60,7 +60,8 @@ pub trait Communicator: fmt::Debug + Send {
     /// Every operand must be valid for the device until the operation has run, and while
     /// capturing until the graph and all its executables are gone. Nothing unordered with the
     /// stream may use the operands meanwhile, on any rank. An operand that names a window lies at
-    /// that offset of it, and all ranks pass the same window and offset.
+    /// that offset of it, and all ranks pass the same window and offset; for the part of an in-place
+    /// gather or scatter, the same offset of the whole that it is a part of.
     unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()>;
 
     /// Exchanges one record with every rank, on the host, within a deadline.
@@ -152,7 +153,8 @@ pub struct Capabilities {
     /// Whether a finished operation means that every peer has finished reading this rank's
     /// operands; where not, a slot alternates between operations.
     pub drains: bool,
-    /// Whether a call that differs between ranks always fails with the same typed error.
+    /// Whether a collective that differs between ranks fails with the same typed error on all of
+    /// them; messages may be compared by their two ranks alone.
     pub compares_calls: bool,
     /// World sizes this communicator's backend supports.
     pub world: RangeInclusive<usize>,

@@ -268,6 +268,9 @@ pub enum Misuse {
     /// Reserving, growing or reconfiguring after the seal.
     #[error("the scratch allocator is sealed")]
     Sealed,
+    /// A graph was launched while a lease of a slot that it owns is out, or the other way round.
+    #[error("a lease and a launch of a graph use the same slot at the same time")]
+    InUse,
     /// Memory that cannot be registered as symmetric memory.
     #[error("this memory cannot be registered: {why}")]
     NotRegistrable {

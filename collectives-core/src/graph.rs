@@ -9,7 +9,7 @@ use std::fmt::Debug;
 
 use crate::device::Device;
 use crate::error::{CaptureFault, Error, Result, Unsupported};
-use crate::memory::Memory;
+use crate::memory::{Entered, Memory};
 use crate::order;
 use crate::rank::CaptureId;
 use crate::stream::{Stream, StreamRef};
@@ -205,6 +205,14 @@ fn graphs(device: &dyn Device) -> Result<&dyn Graphs> {
         .ok_or_else(|| Error::unsupported(Unsupported::Graphs).on_backend(device.backend()))
 }
 
+/// Enters each memory once.
+fn enter_all(memories: &[&Memory]) -> Result<Vec<Entered>> {
+    let mut distinct = memories.to_vec();
+    distinct.sort_unstable_by_key(|memory| memory.id());
+    distinct.dedup_by_key(|memory| memory.id());
+    distinct.into_iter().map(Memory::try_enter).collect()
+}
+
 /// A captured graph.
 #[derive(Debug)]
 pub struct Graph(Box<dyn GraphTemplate>);
@@ -247,7 +255,8 @@ impl Executable {
     ///
     /// # Errors
     ///
-    /// [`Closed`](crate::error::ErrorKind::Closed) after a communicator it uses was closed, and
+    /// [`Closed`](crate::error::ErrorKind::Closed) after a communicator it uses was closed,
+    /// [`Misuse::InUse`](crate::error::Misuse::InUse) while a lease of a slot it owns is out, and
     /// the stream's asynchronous error.
     pub fn launch(&mut self, device: &dyn Device, stream: &Stream) -> Result<()> {
         if device.capture_state(stream)?.is_some() {
@@ -255,7 +264,10 @@ impl Executable {
         }
         let owned = self.0.owned().to_vec();
         let mut owned: Vec<_> = owned.iter().collect();
+        let all = owned.clone();
         order::exclusively(device, &mut owned, stream, || {
+            // The locks keep other launches away, and the guards leases of slots.
+            let _entered = enter_all(&all)?;
             // SAFETY: The stream was just ordered after the last user of everything the graph
             // owns, and the locks that say who that is are held until the replay is enqueued.
             unsafe { self.0.launch(stream) }

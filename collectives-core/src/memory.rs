@@ -6,10 +6,12 @@
 //! Dropping either only counts down; the last count runs the backend's free hook, which queues.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::addr::Addr;
-use crate::rank::DeviceId;
+use crate::error::{Misuse, Result};
+use crate::rank::{DeviceId, StreamId};
 use crate::stream::StreamRef;
 
 type FreeHook = Box<dyn FnOnce(Option<StreamRef>) + Send>;
@@ -22,6 +24,7 @@ pub struct Memory(Arc<Owned>);
 
 struct Owned {
     last_user: Mutex<Option<StreamRef>>,
+    entered: AtomicBool,
     block: Arc<Block>,
 }
 
@@ -60,10 +63,11 @@ impl Memory {
         bytes: usize,
         free: impl FnOnce(Option<StreamRef>) + Send + 'static,
     ) -> Self {
-        use std::sync::atomic::{AtomicU64, Ordering};
+        use std::sync::atomic::AtomicU64;
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(Arc::new(Owned {
             last_user: Mutex::new(None),
+            entered: AtomicBool::new(false),
             block: Arc::new(Block {
                 id: NEXT.fetch_add(1, Ordering::Relaxed),
                 device,
@@ -121,11 +125,44 @@ impl Memory {
         Arc::get_mut(&mut self.0).is_some()
     }
 
+    /// The stream of the last use that was ordered through this crate.
+    #[must_use]
+    pub fn last_stream(&self) -> Option<StreamId> {
+        self.lock_last_user().as_ref().map(StreamRef::id)
+    }
+
+    /// Keeps launches of graphs that own this memory away until the guard is dropped.
+    ///
+    /// An allocator holds it from the moment it orders an eager use of a slot that graphs own
+    /// until it has recorded the end of that use: a replay in between would be ordered with the
+    /// use before. It never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Misuse::InUse`] while another guard exists.
+    pub fn try_enter(&self) -> Result<Entered> {
+        match self.0.entered.swap(true, Ordering::Acquire) {
+            false => Ok(Entered(self.clone())),
+            true => Err(Misuse::InUse.into()),
+        }
+    }
+
     pub(crate) fn lock_last_user(&self) -> MutexGuard<'_, Option<StreamRef>> {
         self.0
             .last_user
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The guard of [`Memory::try_enter`]; also an owner of the memory.
+#[derive(Debug)]
+#[must_use]
+pub struct Entered(Memory);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.0.0.entered.store(false, Ordering::Release);
     }
 }
 
@@ -171,8 +208,6 @@ impl Drop for Block {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
     use super::*;
 
     #[test]

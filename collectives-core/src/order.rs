@@ -76,7 +76,7 @@ fn order_after(device: &dyn Device, last: Option<&StreamRef>, stream: &StreamRef
     }
 }
 
-fn note_user(last: &mut Option<StreamRef>, stream: &StreamRef) {
+pub(crate) fn note_user(last: &mut Option<StreamRef>, stream: &StreamRef) {
     if last.as_ref().is_none_or(|last| last.id() != stream.id()) {
         *last = Some(stream.clone());
     }

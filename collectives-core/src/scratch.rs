@@ -6,9 +6,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::addr::Operand;
+use crate::addr::{Operand, WindowSlice};
 use crate::communicator::{CommInfo, Communicator, Deferred};
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
+use crate::memory::Memory;
+use crate::order;
 use crate::path::Reason;
 use crate::rank::{CaptureId, StreamId};
 use crate::stats::Stats;
@@ -93,21 +95,54 @@ pub trait LeaseHold: fmt::Debug + Send + Sync {
 ///
 /// It is move-only and has no lifetime, so that it can be kept where a borrow could not; if it is
 /// forgotten its slot stays busy for ever, and is never handed out again. The range lies inside
-/// one window, at an offset equal on all ranks; live leases never overlap.
+/// one window, at an offset equal on all ranks; live leases never overlap. It owns the slot's
+/// memory, so that the bytes outlive it whatever its allocator does.
 #[derive(Debug)]
 #[must_use]
 pub struct Lease {
     operand: Operand,
     slot: SlotId,
+    memory: Memory,
     hold: Option<Arc<dyn LeaseHold>>,
 }
 
 impl Lease {
-    /// A lease of `operand`, which `hold` takes back.
-    pub fn new(operand: Operand, slot: SlotId, hold: Arc<dyn LeaseHold>) -> Self {
-        Self {
-            operand,
+    /// A lease of the first `bytes` bytes of a slot's memory, whose window starts at `window`.
+    ///
+    /// # Errors
+    ///
+    /// [`Misuse::OutOfBounds`] when the memory is smaller.
+    #[inline]
+    pub fn new(
+        memory: &Memory,
+        bytes: usize,
+        window: WindowSlice,
+        slot: SlotId,
+        hold: Arc<dyn LeaseHold>,
+    ) -> Result<Self> {
+        if bytes > memory.bytes() {
+            return Err(Misuse::OutOfBounds {
+                offset: 0,
+                bytes,
+                available: memory.bytes(),
+            }
+            .into());
+        }
+        Ok(Self {
+            operand: Operand::new(memory.addr(), bytes).in_window(window),
             slot,
+            memory: memory.clone(),
+            hold: Some(hold),
+        })
+    }
+
+    /// The lease as a decorator hands it on: the same range, given back through `hold`, which keeps
+    /// this lease and ends it.
+    pub fn seen_through(&self, hold: Arc<dyn LeaseHold>) -> Self {
+        Self {
+            operand: self.operand,
+            slot: self.slot,
+            memory: self.memory.clone(),
             hold: Some(hold),
         }
     }
@@ -124,11 +159,18 @@ impl Lease {
         self.slot
     }
 
+    /// Notes the stream that work on the lease is enqueued on, so that the bytes are not reused
+    /// before that work has finished.
+    pub(crate) fn note_use(&self, stream: &StreamRef) {
+        order::note_user(&mut self.memory.lock_last_user(), stream);
+    }
+
     /// Gives the lease back after all work on it has been enqueued on its stream.
     ///
     /// # Errors
     ///
     /// When the order with later users could not be enqueued.
+    #[inline]
     pub fn complete(mut self) -> Result<()> {
         match self.hold.take() {
             Some(hold) => hold.complete(),
@@ -180,6 +222,11 @@ pub struct Trimmed {
 /// decision depends only on what all ranks see.
 ///
 /// # Implementer notes
+///
+/// The collectives trust an allocator with two things: leases that are out never overlap, and work
+/// enqueued on a site's stream after `acquire` is ordered after the last use of the same bytes. One
+/// that gets these wrong lets operations race for scratch. It cannot make them touch anything but
+/// counted memory, since a lease owns what it lends.
 ///
 /// "Is this slot leased" is equal on all ranks only while leases end in program order.
 pub trait ScratchAllocator: fmt::Debug + Send {

@@ -29,6 +29,7 @@ pub struct StreamRef(Arc<dyn StreamHandle>);
 
 impl StreamRef {
     /// The stream's identity.
+    #[inline]
     #[must_use]
     pub fn id(&self) -> StreamId {
         self.0.id()

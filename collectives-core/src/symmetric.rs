@@ -34,7 +34,7 @@ pub trait SymmetricMemory: Debug {
     /// # Errors
     ///
     /// [`Misuse::AlreadyRegistered`](crate::error::Misuse::AlreadyRegistered),
-    /// [`Misuse::NotRegistrable`](crate::error::Misuse::NotRegistrable), a mismatch of sizes, or
+    /// [`Misuse::NotRegistrable`](crate::error::Misuse::NotRegistrable), a mismatch of [`Field::Bytes`](crate::error::Field::Bytes), or
     /// [`Unsupported::NullWindow`](crate::error::Unsupported::NullWindow); no window exists then,
     /// on any rank.
     fn register(&mut self, memory: &Memory) -> Result<WindowId>;

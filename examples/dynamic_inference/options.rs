@@ -105,7 +105,9 @@ impl FromStr for TraceSource {
             "seed" => Ok(Self::Seed),
             "server" => Ok(Self::Server),
             path if path.ends_with(".csv") => Ok(Self::File(path.into())),
-            other => Err(format!("`{other}` is neither `seed`, `server` nor a .csv file")),
+            other => Err(format!(
+                "`{other}` is neither `seed`, `server` nor a .csv file"
+            )),
         }
     }
 }

@@ -50,7 +50,9 @@ impl Oracle {
         let expected: Vec<_> = sums.into_iter().map(bf16::from_f32).collect();
         let wrong = |piece: &[bf16]| {
             let pairs = piece.iter().zip(&expected);
-            pairs.filter(|(got, want)| got.to_bits() != want.to_bits()).count() as u64
+            pairs
+                .filter(|(got, want)| got.to_bits() != want.to_bits())
+                .count() as u64
         };
         result
             .chunks(PERIOD)

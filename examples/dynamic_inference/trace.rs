@@ -129,7 +129,12 @@ mod tests {
         let trace = Trace::server().unwrap();
         assert_eq!(trace.prefills, Trace::server().unwrap().prefills);
         assert_eq!(trace.prefills.len(), 500);
-        assert!(trace.prefills.iter().all(|tokens| (1..=4096).contains(tokens)));
+        assert!(
+            trace
+                .prefills
+                .iter()
+                .all(|tokens| (1..=4096).contains(tokens))
+        );
         let mut sorted = trace.prefills.clone();
         sorted.sort_unstable();
         assert!((450..750).contains(&sorted[250]), "median {}", sorted[250]);

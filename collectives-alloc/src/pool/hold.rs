@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use collectives_core::device::Device;
 use collectives_core::error::Result;
-use collectives_core::memory::KeepAlive;
+use collectives_core::memory::{Entered, KeepAlive};
 use collectives_core::scratch::{LeaseHold, SlotId};
 use collectives_core::stream::{Fence, StreamRef};
 
@@ -18,11 +18,17 @@ pub(super) struct Hold {
     busy: AtomicBool,
     /// Whether the use has to be recorded at its end. Written before the lease is handed out.
     records: AtomicBool,
-    /// The stream to record on; locked only by uses that record.
-    stream: Mutex<Option<StreamRef>>,
+    /// How the use ends; locked only by uses that record.
+    end: Mutex<Option<End>>,
     pub(super) fence: Fence,
     pub(super) device: Arc<dyn Device>,
     _bytes: KeepAlive,
+}
+
+/// What the end of a use has to do.
+struct End {
+    stream: StreamRef,
+    _entered: Option<Entered>,
 }
 
 impl Hold {
@@ -36,7 +42,7 @@ impl Hold {
             id,
             busy: AtomicBool::new(false),
             records: AtomicBool::new(false),
-            stream: Mutex::new(None),
+            end: Mutex::new(None),
             fence,
             device,
             _bytes: bytes,
@@ -54,9 +60,13 @@ impl Hold {
         self.busy.store(true, Ordering::Relaxed);
     }
 
-    /// Makes the end of the coming use record the fence on `stream`.
-    pub(super) fn record_at_end(&self, stream: &StreamRef) {
-        *self.lock() = Some(stream.clone());
+    /// Makes the end of the coming use record the fence on `stream`, and let launches of graphs in
+    /// again after that.
+    pub(super) fn record_at_end(&self, stream: &StreamRef, entered: Option<Entered>) {
+        *self.lock() = Some(End {
+            stream: stream.clone(),
+            _entered: entered,
+        });
         self.records.store(true, Ordering::Relaxed);
     }
 
@@ -64,7 +74,7 @@ impl Hold {
         let recorded = if self.records.load(Ordering::Relaxed) {
             self.records.store(false, Ordering::Relaxed);
             match self.lock().take() {
-                Some(stream) => self.device.record(&self.fence, &stream),
+                Some(end) => self.device.record(&self.fence, &end.stream),
                 None => Ok(()),
             }
         } else {
@@ -74,8 +84,8 @@ impl Hold {
         recorded
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<StreamRef>> {
-        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<End>> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

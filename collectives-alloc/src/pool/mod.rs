@@ -16,8 +16,11 @@
 //! A graph that captures a use of a slot owns the slot's memory until it, its clones and its
 //! executables are gone. Such a claim never blocks a lease and changes no decision; it only keeps
 //! a retired slot from being freed. Replays are ordered with eager uses by a fence that both wait
-//! for and record. So a graph must not be launched between `acquire` and the end of a lease of a
-//! slot that it owns: its replay would wait for the use before that.
+//! for and record. A replay between `acquire` and the end of a lease would be ordered with the use
+//! before, so our own `launch` is refused then ([`Memory::try_enter`]); a framework that launches
+//! for itself must not do it.
+//!
+//! [`Memory::try_enter`]: collectives_core::memory::Memory::try_enter
 //!
 //! # Domains
 //!

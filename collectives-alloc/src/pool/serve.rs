@@ -59,7 +59,7 @@ impl Pool {
         let events = self.options.ordering == Ordering::Events;
         let slots = self.table.at(domain);
         let waited = slots.slot(index).order(site, events)?;
-        let lease = slots.lease(index, bytes);
+        let lease = slots.lease(index, bytes)?;
         self.ledger.ordered(waited, site.capture.is_some());
         self.ledger.served(event, lease.slot().0, bytes);
         Ok(lease)

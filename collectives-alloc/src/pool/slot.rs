@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use collectives_core::addr::{Operand, WindowId, WindowSlice};
+use collectives_core::addr::{WindowId, WindowSlice};
 use collectives_core::device::Device;
-use collectives_core::error::Result;
+use collectives_core::error::{Error, Misuse, Result};
 use collectives_core::memory::Memory;
 use collectives_core::rank::{CaptureId, CommId};
 use collectives_core::scratch::{Lease, LeaseHold, Site, SlotId};
@@ -21,7 +21,7 @@ pub(super) struct Slot {
     pub(super) window: WindowId,
     pub(super) capacity: usize,
     pub(super) mapped: usize,
-    whole: Operand,
+    start: WindowSlice,
     /// The pool is one owner; every graph that claimed the slot is another.
     memory: Memory,
     hold: Arc<Hold>,
@@ -60,7 +60,7 @@ impl Slot {
             window,
             capacity,
             mapped,
-            whole: Operand::new(parts.memory.addr(), capacity).in_window(start),
+            start,
             hold: Hold::new(id, parts.fence, device, parts.memory.keep_alive()),
             memory: parts.memory,
             last_user: None,
@@ -76,14 +76,11 @@ impl Slot {
 
     /// A lease of the first `bytes` bytes; the caller has ordered the use and checked that the slot
     /// is free and large enough.
-    pub(super) fn lease(&self, bytes: usize) -> Lease {
-        self.hold.take();
-        let operand = Operand {
-            bytes,
-            ..self.whole
-        };
+    pub(super) fn lease(&self, bytes: usize) -> Result<Lease> {
         let hold: Arc<dyn LeaseHold> = Arc::<Hold>::clone(&self.hold);
-        Lease::new(operand, self.id, hold)
+        let lease = Lease::new(&self.memory, bytes, self.start, self.id, hold)?;
+        self.hold.take();
+        Ok(lease)
     }
 
     /// Orders the coming use after the last one, if `events`, and gives the graph its claim.
@@ -106,14 +103,17 @@ impl Slot {
             let (device, fence) = (&*self.hold.device, &self.hold.fence);
             if self.claimed {
                 // Replays are invisible to the pool; the fence is what they record and wait for.
+                let entered = self.memory.try_enter()?;
                 device.wait(fence, stream)?;
-                self.hold.record_at_end(stream);
+                self.hold.record_at_end(stream, Some(entered));
                 waits = true;
             } else if moved && let Some(last) = &self.last_user {
                 device.record_eager(fence, last)?;
                 device.wait(fence, stream)?;
                 waits = true;
             }
+        } else {
+            self.stay_on(stream)?;
         }
         if moved {
             self.last_user = Some(stream.clone());
@@ -149,11 +149,28 @@ impl Slot {
                 device.record_eager(fence, last)?;
             }
             device.wait(fence, stream)?;
-            self.hold.record_at_end(stream);
+            self.hold.record_at_end(stream, None);
+        } else if same_capture.is_some_and(|branch| branch.id() != stream.id()) {
+            return Err(left_its_stream(self.id));
         }
         self.claimed = true;
         self.last_capture = Some((capture, stream.clone()));
         Ok(events)
+    }
+
+    /// Where the caller keeps all uses on one stream: refuses one that is on another, whether the
+    /// last use was a call or a replay.
+    fn stay_on(&self, stream: &StreamRef) -> Result<()> {
+        let eager = self.last_user.as_ref().map(StreamRef::id);
+        let last = if self.claimed {
+            self.memory.last_stream().or(eager)
+        } else {
+            eager
+        };
+        match last {
+            Some(last) if last != stream.id() => Err(left_its_stream(self.id)),
+            _ => Ok(()),
+        }
     }
 
     /// Notices that all graphs that claimed the slot are gone, which changes no decision.
@@ -211,4 +228,11 @@ impl Slot {
     pub(super) fn is_claimed(&self) -> bool {
         self.claimed
     }
+}
+
+fn left_its_stream(slot: SlotId) -> Error {
+    let text = format!(
+        "with `ordering = \"caller\"` every use of {slot} must be on one stream, and this one is not"
+    );
+    Misuse::Other(text).into()
 }

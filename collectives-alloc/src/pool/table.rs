@@ -1,5 +1,6 @@
 //! Every slot of a pool: live ones by domain, and retired ones.
 
+use collectives_core::error::Result;
 use collectives_core::scratch::{Domain, Lease, Site, SlotId};
 use collectives_core::stats::SlotStats;
 
@@ -60,9 +61,10 @@ impl Slots {
     }
 
     /// Leases `bytes` bytes of a slot that is free, large enough and ordered.
-    pub(super) fn lease(&mut self, index: usize, bytes: usize) -> Lease {
+    pub(super) fn lease(&mut self, index: usize, bytes: usize) -> Result<Lease> {
+        let lease = self.live[index].lease(bytes)?;
         self.views[index].leased = true;
-        self.live[index].lease(bytes)
+        Ok(lease)
     }
 
     /// What a policy sees, as of the last refresh.

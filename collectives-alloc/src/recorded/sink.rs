@@ -66,13 +66,16 @@ pub(super) struct RecordedHold {
 }
 
 impl RecordedHold {
-    /// Around the lease that the call with this number returned.
-    pub(super) fn new(lease: Lease, sink: Arc<Mutex<Sink>>, sequence: u64) -> Self {
-        Self {
-            lease: Mutex::new(Some(lease)),
+    /// The lease that the call with this number returned, with its end written down.
+    pub(super) fn around(lease: Lease, sink: Arc<Mutex<Sink>>, sequence: u64) -> Lease {
+        let hold = Arc::new(Self {
+            lease: Mutex::new(None),
             sink,
             sequence,
-        }
+        });
+        let outer = lease.seen_through(Arc::<Self>::clone(&hold));
+        *lock(&hold.lease) = Some(lease);
+        outer
     }
 
     /// Ends the lease inside while no other line can be written.

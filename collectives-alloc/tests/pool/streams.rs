@@ -130,7 +130,7 @@ fn two_branches_of_one_capture_use_a_slot_one_after_the_other() {
 }
 
 #[test]
-fn a_caller_that_orders_streams_itself_pays_nothing_but_the_claim() {
+fn a_caller_that_keeps_to_one_stream_pays_nothing_but_the_claim_and_others_are_refused() {
     alone(|comm| {
         let (first, second) = (comm.stream(), comm.stream());
         let mut pool = pool(Geometric::default(), |options| {
@@ -138,14 +138,15 @@ fn a_caller_that_orders_streams_itself_pays_nothing_but_the_claim() {
         });
         touch(&mut pool, comm, MIB, &first);
         let _ = comm.mock.calls();
-        touch(&mut pool, comm, MIB, &second);
-        assert_eq!(comm.mock.calls(), []);
-        comm.mock.begin(&second);
-        touch(&mut pool, comm, MIB, &second);
+        comm.mock.begin(&first);
+        touch(&mut pool, comm, MIB, &first);
         assert!(matches!(comm.mock.calls()[..], [Call::Retain(_)]));
-        let graph = comm.mock.end(&second);
+        let graph = comm.mock.end(&first);
         touch(&mut pool, comm, MIB, &first);
         assert_eq!(comm.mock.calls(), []);
+        let refused = acquire(&mut pool, comm, MIB, &second);
+        assert!(matches!(kind(refused), ErrorKind::Misuse(_)));
+        touch(&mut pool, comm, MIB, &first);
         drop(graph);
     });
 }

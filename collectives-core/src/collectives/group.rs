@@ -201,7 +201,8 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         }
         if !staged.is_empty() {
             let mut owners: Vec<_> = group.owners.iter().collect();
-            self.enqueue(&staged, &mut owners, stream, capture)?;
+            let lease = lease.as_ref().ok().and_then(Option::as_ref);
+            self.enqueue(&staged, lease, &mut owners, stream, capture)?;
         }
         if let Ok(Some(lease)) = lease {
             lease.complete()?;

@@ -64,7 +64,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
                 self.stage(call, sides, kernel, Site { stream, capture })?
             }
         };
-        self.enqueue(&[staged], owners, stream, capture)?;
+        self.enqueue(&[staged], lease.as_ref(), owners, stream, capture)?;
         if let Some(lease) = lease {
             lease.complete()?;
         }
@@ -157,6 +157,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     pub(super) fn enqueue(
         &mut self,
         staged: &[Staged<'_>],
+        lease: Option<&Lease>,
         owners: &mut [&Memory],
         stream: &Stream,
         capture: Option<CaptureId>,
@@ -172,6 +173,9 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
                 device.retain(stream, (*memory).clone())?;
             }
             return enqueue_all(comm, device, staged, stream);
+        }
+        if let Some(lease) = lease {
+            lease.note_use(stream);
         }
         order::exclusively(device, owners, stream, || {
             enqueue_all(comm, device, staged, stream)

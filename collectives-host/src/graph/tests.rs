@@ -251,7 +251,7 @@ fn any_drop_order_ends() {
         let fence = device.create_fence().unwrap();
         device.record(&fence, &stream).unwrap();
         device.synchronize(&stream).unwrap();
-        let mut things: Vec<Box<dyn std::any::Any>> = vec![
+        let mut things: Vec<Box<dyn Any>> = vec![
             Box::new(device),
             Box::new(stream),
             Box::new((graph, fence)),

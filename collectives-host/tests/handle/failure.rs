@@ -131,7 +131,7 @@ fn aborting_wakes_a_blocked_rank_and_others_go_on() {
         if collectives.rank() == Rank(0) {
             let handle = child.abort_handle();
             let waker = std::thread::spawn(move || {
-                std::thread::sleep(std::time::Duration::from_millis(30));
+                std::thread::sleep(Duration::from_millis(30));
                 handle.abort("changed my mind");
             });
             let error = child.barrier_host().unwrap_err();

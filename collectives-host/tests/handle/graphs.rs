@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use collectives_core::buffer::Buffer;
+use collectives_core::collectives::Collectives;
+use collectives_core::communicator::Communicator;
 use collectives_core::error::{ErrorKind, MissedWhen, Misuse};
 use collectives_core::graph::Capture;
 use collectives_core::reduce::ReduceOp;
-use collectives_core::scratch::Request;
+use collectives_core::scratch::{Request, ScratchAllocator, Site};
 use rstest::rstest;
 
 use crate::{all, device, ranks};
@@ -96,8 +98,7 @@ fn reading_and_writing_a_buffer_is_refused_while_its_stream_captures() {
 #[test]
 fn closing_never_waits_for_graphs_and_a_later_launch_is_refused() {
     let results = crate::world(2).run(|comm| {
-        let mut collectives =
-            collectives_core::collectives::Collectives::new(comm, crate::pool("geometric")?);
+        let mut collectives = Collectives::new(comm, crate::pool("geometric")?);
         let device = Arc::clone(collectives.device());
         let mut stream = device.create_stream()?;
         let _plan = collectives.reserve(&[Request::new(4096)])?;
@@ -138,4 +139,37 @@ fn two_hundred_captures_leave_nothing_behind() {
         assert_eq!(collectives.stats().mapped_bytes(), 0);
         Ok(())
     });
+}
+
+#[test]
+fn a_launch_between_a_lease_and_its_end_is_refused() {
+    let results = crate::world(2).run(|mut comm| {
+        let mut scratch = crate::pool("geometric")?;
+        let device = Arc::clone(comm.device());
+        let mut stream = device.create_stream()?;
+        let mut collectives = Collectives::new(&mut comm, &mut scratch);
+        let mut tensor = Buffer::from_slice(&device, &[1_u8; 100], &stream)?;
+        collectives.all_reduce(&mut tensor, ReduceOp::Sum, &stream)?;
+        let capture = Capture::begin(&*device, &mut stream)?;
+        collectives.all_reduce(&mut tensor, ReduceOp::Sum, capture.stream())?;
+        let mut graph = capture.end()?.instantiate()?;
+        drop(collectives);
+
+        let site = Site {
+            stream: &stream,
+            capture: None,
+        };
+        let lease = scratch.acquire(&mut comm, Request::new(100), site)?;
+        let error = graph.launch(&*device, &stream).unwrap_err();
+        assert_eq!(error.misuse(), Some(&Misuse::InUse));
+        lease.complete()?;
+        graph.launch(&*device, &stream)?;
+        assert_eq!(tensor.read(&stream)?, [4; 100]);
+        let _deferred = Collectives::new(comm, scratch).close()?;
+        Ok(())
+    });
+    for result in results {
+        let result: collectives_core::error::Result<()> = result;
+        result.unwrap();
+    }
 }

@@ -27,15 +27,14 @@ fn ranks<R: Send>(
     policy: &str,
     body: impl Fn(&mut Handle, &mut Stream) -> Result<R> + Sync,
 ) -> Vec<Result<R>> {
-    world(world_size)
-        .run(|comm| {
-            let mut collectives = Collectives::new(comm, pool(policy)?);
-            let mut stream = collectives.device().create_stream()?;
-            let result = body(&mut collectives, &mut stream);
-            drop(stream);
-            let _deferred = collectives.close()?;
-            result
-        })
+    world(world_size).run(|comm| {
+        let mut collectives = Collectives::new(comm, pool(policy)?);
+        let mut stream = collectives.device().create_stream()?;
+        let result = body(&mut collectives, &mut stream);
+        drop(stream);
+        let _deferred = collectives.close()?;
+        result
+    })
 }
 
 /// As [`ranks`], with the pool most tests use, and every rank must succeed.
@@ -53,9 +52,7 @@ fn world(ranks: usize) -> HostWorld {
 }
 
 fn pool(policy: &str) -> Result<Box<dyn ScratchAllocator>> {
-    let mut config = ScratchConfig::default();
-    config.policy = Some(policy.to_owned());
-    config.build()
+    ScratchConfig::with_policy(policy).build()
 }
 
 fn device(collectives: &Handle) -> Arc<dyn Device> {

@@ -1,6 +1,6 @@
 //! The path taken is the path reported, and operands are what the path says.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use collectives_core::addr::Operand;
 use collectives_core::buffer::Buffer;
@@ -29,7 +29,7 @@ impl Layer for Operands {
         ops: &[Collective<'_>],
         _stream: &StreamRef,
     ) -> Result<()> {
-        let mut seen = self.0.lock().unwrap();
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         seen.extend(ops.iter().map(|op| (op.send, op.recv)));
         Ok(())
     }

@@ -5,7 +5,6 @@ use collectives_core::error::{ErrorKind, Misuse, Result};
 use collectives_core::path::Path;
 use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
-use collectives_core::symmetric::SymmetricMemory;
 use collectives_host::model::DeviceModel;
 
 use crate::{all, device, pool};
