@@ -80,7 +80,7 @@ struct Outcome {
 /// One rank of the server.
 #[derive(Debug)]
 struct Server {
-    collectives: Collectives<HostCommunicator, Box<dyn ScratchAllocator>>,
+    collectives: Collectives<Box<dyn Communicator>, Box<dyn ScratchAllocator>>,
     oracle: Oracle,
     /// Prefills run here, and half of the replays.
     eager: Stream,
@@ -101,6 +101,7 @@ struct Decode {
 
 impl Server {
     fn new(comm: HostCommunicator, trace: &Trace, config: &ScratchConfig) -> Result<Self> {
+        let comm = config.decorate(Box::new(comm));
         let mut collectives = Collectives::new(comm, config.build()?);
         collectives.set_staging(Staging::Forced);
         Ok(Self {
