@@ -10,7 +10,8 @@
 //!   [`SymmetricMemory`](symmetric::SymmetricMemory).
 //! * A scratch policy implements [`ScratchAllocator`](scratch::ScratchAllocator), or only a decision
 //!   function (see the crate `collectives-alloc`).
-//! * Ranks find each other through a [`Bootstrap`](bootstrap::Bootstrap).
+//! * Ranks find each other through a [`Bootstrap`](bootstrap::Bootstrap): threads through
+//!   [`InProcess`](in_process::InProcess), processes through [`TcpStore`](tcp_store::TcpStore).
 //! * Everything fails with one [`Error`](error::Error).
 
 pub mod addr;
@@ -38,4 +39,5 @@ pub mod shared;
 pub mod stats;
 pub mod stream;
 pub mod symmetric;
+pub mod tcp_store;
 pub mod tensor;
