@@ -11,7 +11,8 @@
 //! * A scratch policy implements [`ScratchAllocator`](scratch::ScratchAllocator), or only a decision
 //!   function (see the crate `collectives-alloc`).
 //! * Ranks find each other through a [`Bootstrap`](bootstrap::Bootstrap): threads through
-//!   [`InProcess`](in_process::InProcess), processes through [`TcpStore`](tcp_store::TcpStore).
+//!   [`InProcess`](in_process::InProcess), processes through [`TcpStore`](tcp_store::TcpStore), for
+//!   which [`World`](env::World) reads what their launcher says.
 //! * Everything fails with one [`Error`](error::Error).
 
 pub mod addr;
@@ -23,6 +24,7 @@ pub mod collectives;
 pub mod communicator;
 pub mod device;
 pub mod dtype;
+pub mod env;
 pub mod error;
 mod forward;
 pub mod graph;

@@ -1,0 +1,145 @@
+//! Who this process is, as its launcher says in environment variables.
+//!
+//! [`World::from_env`] asks each launcher in turn whether its variables are there:
+//!
+//! | launcher | variables |
+//! |---|---|
+//! | torchrun | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`; `LOCAL_WORLD_SIZE` if present |
+//!
+//! Beside them, whatever the launcher is:
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `COLLECTIVES_STORE_PORT` | the port of rank 0's store, in place of the launcher's |
+//! | `COLLECTIVES_STORE_TOKEN` | what the ranks of one session have in common and those of another have not |
+//! | `COLLECTIVES_STORE_LISTENER` | `stdin`: rank 0's standard input is the listening socket |
+//!
+//! torchrun itself often serves a store of its own on `MASTER_PORT`, and says so with
+//! `TORCHELASTIC_USE_AGENT_STORE=True`. The next port is taken then, unless
+//! `COLLECTIVES_STORE_PORT` says which; without a token, torchrun's `TORCHELASTIC_RUN_ID` is one.
+//!
+//! A new launcher is a file with a `Launcher` in it, and a line in the list.
+
+mod store;
+mod torchrun;
+mod vars;
+
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::time::Duration;
+
+use store::Store;
+use vars::Vars;
+
+use crate::bootstrap::Bootstrap;
+use crate::error::{Error, Result};
+use crate::rank::Rank;
+use crate::tcp_store::Join;
+
+/// Tried in this order; the first one of which any variable is set speaks.
+const LAUNCHERS: [&Launcher; 1] = [&torchrun::TORCHRUN];
+
+/// One rank's place among all ranks, and where they meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct World {
+    /// This rank.
+    pub rank: Rank,
+    /// Ranks in the world.
+    pub world_size: usize,
+    /// This rank among those of its machine, by which it chooses its device.
+    pub local_rank: usize,
+    /// Ranks on this machine, if the launcher says so.
+    pub local_world_size: Option<usize>,
+    /// The launcher whose variables were found.
+    pub launcher: &'static str,
+    store: Store,
+}
+
+/// One way of starting ranks.
+struct Launcher {
+    name: &'static str,
+    /// Any of them says that this launcher was at work.
+    marks: &'static [&'static str],
+    read: fn(&mut Vars) -> Option<World>,
+}
+
+impl World {
+    /// This process's place, from its environment.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`](crate::error::ErrorKind::Config), saying which variables were looked
+    /// for, which of them are missing, and what is wrong with those that are there.
+    pub fn from_env() -> Result<Self> {
+        Self::from_vars(std::env::vars_os())
+    }
+
+    /// As [`World::from_env`], with these variables instead of the environment.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`World::from_env`].
+    pub fn from_vars<N, V>(vars: impl IntoIterator<Item = (N, V)>) -> Result<Self>
+    where
+        N: Into<OsString>,
+        V: Into<OsString>,
+    {
+        let mut vars = Vars::new(vars);
+        let Some(launcher) = LAUNCHERS.iter().find(|launcher| launcher.is_at_work(&vars)) else {
+            let looked = LAUNCHERS
+                .map(|launcher| format!("{} for {}", launcher.marks.join(", "), launcher.name));
+            let looked = looked.join("; ");
+            return Err(Error::config(format!(
+                "no launcher started this process: none of its variables is set (looked for {looked})"
+            )));
+        };
+        let world = (launcher.read)(&mut vars);
+        match (world, vars.faults()) {
+            (Some(world), None) => Ok(world),
+            (_, faults) => Err(Error::config(format!(
+                "the environment of {}: {} (looked for {})",
+                launcher.name,
+                faults.unwrap_or_else(|| "incomplete".to_owned()),
+                launcher.marks.join(", "),
+            ))),
+        }
+    }
+
+    /// This rank's end of the control plane, over [TCP](crate::tcp_store).
+    ///
+    /// It waits for rank 0's store until the deadline, and for no other rank.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Join::join`]; [`ErrorKind::System`](crate::error::ErrorKind::System) when
+    /// standard input should be the listener and is none.
+    pub fn bootstrap(&self, deadline: Duration) -> Result<Arc<dyn Bootstrap>> {
+        Ok(Arc::new(self.place()?.deadline(deadline).join()?))
+    }
+
+    /// The place that [`World::bootstrap`] takes, for who wants to set more than its deadline.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::System`](crate::error::ErrorKind::System) when standard input should be the
+    /// listener and is none.
+    pub fn place(&self) -> Result<Join> {
+        let store = &self.store;
+        let join = Join::new(self.rank, self.world_size, store.host.clone(), store.port);
+        let join = join.token(store.token.clone());
+        if store.inherited && self.rank == Rank(0) {
+            return Ok(join.listener(store::listener_on_stdin()?));
+        }
+        Ok(join)
+    }
+}
+
+impl Launcher {
+    fn is_at_work(&self, vars: &Vars) -> bool {
+        self.marks.iter().any(|name| vars.has(name))
+    }
+}
+
+#[cfg(test)]
+mod tests;

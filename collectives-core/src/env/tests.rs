@@ -1,0 +1,161 @@
+use std::net::TcpListener;
+use std::thread;
+use std::time::Duration;
+
+use rstest::rstest;
+
+use super::World;
+use crate::error::{ErrorKind, Result};
+use crate::rank::Rank;
+
+const TORCHRUN: [(&str, &str); 6] = [
+    ("RANK", "5"),
+    ("WORLD_SIZE", "8"),
+    ("LOCAL_RANK", "1"),
+    ("LOCAL_WORLD_SIZE", "4"),
+    ("MASTER_ADDR", "node-0"),
+    ("MASTER_PORT", "29500"),
+];
+
+/// The variables of a rank under torchrun, some changed, some (those with `-`) removed.
+fn with(changes: &[(&str, &str)]) -> Result<World> {
+    let mut vars: Vec<_> = TORCHRUN.to_vec();
+    vars.retain(|(name, _)| changes.iter().all(|(changed, _)| changed != name));
+    vars.extend(changes.iter().filter(|(_, value)| *value != "-"));
+    World::from_vars(vars)
+}
+
+fn text(result: Result<World>) -> String {
+    let error = result.unwrap_err();
+    match error.kind() {
+        ErrorKind::Config(text) => text.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn torchrun_is_understood() {
+    let world = with(&[]).unwrap();
+    assert_eq!((world.rank, world.world_size), (Rank(5), 8));
+    assert_eq!((world.local_rank, world.local_world_size), (1, Some(4)));
+    assert_eq!(world.launcher, "torchrun");
+    assert_eq!(
+        (world.store.host.as_str(), world.store.port),
+        ("node-0", 29500)
+    );
+    let world = with(&[("LOCAL_WORLD_SIZE", "-"), ("RANK", " 7 ")]).unwrap();
+    assert_eq!((world.rank, world.local_world_size), (Rank(7), None));
+}
+
+#[test]
+fn without_any_variable_the_error_says_what_was_looked_for() {
+    let text = text(World::from_vars([("PATH", "/bin"), ("HOME", "/")]));
+    for name in [
+        "torchrun",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ] {
+        assert!(text.contains(name), "{name}: {text}");
+    }
+}
+
+#[test]
+fn everything_that_is_wrong_is_said_at_once() {
+    let text = text(with(&[
+        ("RANK", "first"),
+        ("WORLD_SIZE", "-"),
+        ("MASTER_PORT", "123456"),
+        ("MASTER_ADDR", ""),
+    ]));
+    for part in [
+        "RANK=first is not a rank",
+        "WORLD_SIZE is not set",
+        "MASTER_PORT=123456 is not a port",
+        "MASTER_ADDR is empty",
+        "looked for RANK, WORLD_SIZE",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[rstest]
+#[case(&[("RANK", "8")], "RANK=8 is outside WORLD_SIZE=8")]
+#[case(&[("RANK", "-1")], "RANK=-1 is not a rank")]
+#[case(&[("RANK", "1\n2")], r"RANK=1\n2 is not a rank")]
+#[case(&[("WORLD_SIZE", "0")], "outside WORLD_SIZE=0")]
+#[case(&[("LOCAL_RANK", "4")], "LOCAL_RANK=4 is outside LOCAL_WORLD_SIZE=4")]
+#[case(&[("LOCAL_WORLD_SIZE", "9")], "LOCAL_WORLD_SIZE=9 exceeds WORLD_SIZE=8")]
+#[case(&[("LOCAL_RANK", "8"), ("LOCAL_WORLD_SIZE", "-")], "LOCAL_RANK=8 is outside")]
+#[case(&[("LOCAL_RANK", "-")], "LOCAL_RANK is not set")]
+#[case(&[("LOCAL_WORLD_SIZE", "many")], "LOCAL_WORLD_SIZE=many is not a number of ranks")]
+#[case(&[("MASTER_PORT", "0")], "port 0")]
+#[case(&[("COLLECTIVES_STORE_PORT", "x")], "COLLECTIVES_STORE_PORT=x is not a port")]
+#[case(&[("COLLECTIVES_STORE_LISTENER", "7")], "is not `stdin`")]
+fn a_wrong_value_is_named(#[case] changes: &[(&str, &str)], #[case] expected: &str) {
+    let text = text(with(changes));
+    assert!(text.contains(expected), "{text}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_value_that_is_no_unicode_is_named() {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt;
+
+    let vars = [
+        ("RANK", OsString::from_vec(vec![0xFF])),
+        ("WORLD_SIZE", "1".into()),
+    ];
+    assert!(text(World::from_vars(vars)).contains("is not valid Unicode"));
+}
+
+#[rstest]
+#[case(&[], 29500, "")]
+#[case(&[("TORCHELASTIC_USE_AGENT_STORE", "False")], 29500, "")]
+#[case(&[("TORCHELASTIC_USE_AGENT_STORE", "True")], 29501, "")]
+#[case(&[("TORCHELASTIC_USE_AGENT_STORE", "True"), ("MASTER_PORT", "65535")], 65534, "")]
+#[case(&[("TORCHELASTIC_USE_AGENT_STORE", "True"), ("COLLECTIVES_STORE_PORT", "7")], 7, "")]
+#[case(&[("TORCHELASTIC_RUN_ID", "run")], 29500, "run")]
+#[case(&[("TORCHELASTIC_RUN_ID", "run"), ("COLLECTIVES_STORE_TOKEN", "t")], 29500, "t")]
+fn the_store_is_beside_the_agent(
+    #[case] changes: &[(&str, &str)],
+    #[case] port: u16,
+    #[case] token: &str,
+) {
+    let world = with(changes).unwrap();
+    assert_eq!(
+        (world.store.port, world.store.token.as_str()),
+        (port, token)
+    );
+}
+
+#[test]
+fn ranks_meet_through_their_environment() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let world = |rank: usize| {
+        let rank = rank.to_string();
+        let vars = [
+            ("RANK", rank.clone()),
+            ("LOCAL_RANK", rank),
+            ("WORLD_SIZE", "2".to_owned()),
+            ("MASTER_ADDR", "localhost".to_owned()),
+            ("MASTER_PORT", port.to_string()),
+        ];
+        World::from_vars(vars).unwrap()
+    };
+    let deadline = Duration::from_secs(60);
+    thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let end = world(1).bootstrap(deadline).unwrap();
+            end.all_gather("a", b"one", deadline).unwrap()
+        });
+        let end = world(0).place().unwrap().listener(listener).join().unwrap();
+        let all = crate::bootstrap::Bootstrap::all_gather(&end, "a", b"zero", deadline).unwrap();
+        assert_eq!(all, [&b"zero"[..], b"one"]);
+        assert_eq!(other.join().unwrap(), all);
+    });
+}
