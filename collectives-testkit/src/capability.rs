@@ -1,0 +1,82 @@
+//! What a backend may lack, and says so before the cases are listed.
+
+use std::fmt;
+
+/// Something that a case needs and not every backend has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Capability {
+    /// Windows of symmetric memory.
+    Symmetric,
+    /// Capture and replay through [`Device::graphs`](collectives_core::device::Device::graphs).
+    Graphs,
+    /// An executable can be updated from another graph of the same shape.
+    GraphUpdate,
+    /// A call that differs between ranks is the same typed error on all of them.
+    ComparesCalls,
+    /// An abort handle ends calls that are blocked.
+    Abort,
+    /// [`Probe`](crate::harness::Probe) tells what the device has lost to memory.
+    CountsMemory,
+    /// The terrain `hostile` delays the destructors of graphs.
+    DelaysDestructors,
+}
+
+impl Capability {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Symmetric,
+        Self::Graphs,
+        Self::GraphUpdate,
+        Self::ComparesCalls,
+        Self::Abort,
+        Self::CountsMemory,
+        Self::DelaysDestructors,
+    ];
+
+    /// The name used in `COLLECTIVES_REQUIRE` and in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Symmetric => "symmetric",
+            Self::Graphs => "graphs",
+            Self::GraphUpdate => "graph-update",
+            Self::ComparesCalls => "compares-calls",
+            Self::Abort => "abort",
+            Self::CountsMemory => "counts-memory",
+            Self::DelaysDestructors => "delays-destructors",
+        }
+    }
+
+    /// The capability of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|capability| capability.name() == name)
+    }
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Whether a backend has a capability.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "there is no third answer")]
+pub enum Support {
+    /// It has: the cases that need it run.
+    Yes,
+    /// It has not, for this reason: they are listed as skipped.
+    No(String),
+}
+
+impl Support {
+    /// That the backend lacks it, for a reason.
+    #[must_use]
+    pub fn no(reason: impl Into<String>) -> Self {
+        Self::No(reason.into())
+    }
+}

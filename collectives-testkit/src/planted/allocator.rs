@@ -1,0 +1,250 @@
+//! Bugs in an allocator, its options and its configuration.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use collectives_alloc::config::ScratchConfig;
+use collectives_alloc::options::{DomainMode, OnMiss, Options, Seal};
+use collectives_core::agreement::Record;
+use collectives_core::communicator::{CommInfo, Communicator, Deferred};
+use collectives_core::error::{Error, ErrorKind, Misuse, Refusal, Result};
+use collectives_core::path::Reason;
+use collectives_core::scratch::{Lease, LeaseHold, Plan, Request, ScratchAllocator, Site, Trimmed};
+use collectives_core::stats::Stats;
+use collectives_core::stream::Fence;
+
+use crate::planted::Planted;
+use crate::planted::rough::Rough;
+
+/// The configuration in a text, or what the bug reads there.
+pub(crate) fn config(bug: Option<Planted>, text: &str) -> Result<ScratchConfig> {
+    let config = ScratchConfig::from_toml(text);
+    match bug {
+        Some(Planted::ConfigLenient) => Ok(config.unwrap_or_default()),
+        _ => config,
+    }
+}
+
+/// The options, or what the bug makes of them.
+pub(crate) fn options(bug: Option<Planted>, mut options: Options) -> Options {
+    match bug {
+        Some(Planted::CapIgnored) => options.cap = None,
+        Some(Planted::LimitIgnored) => options.limit = None,
+        Some(Planted::CapOffByOne) => options.cap = options.cap.map(|cap| cap - 1),
+        Some(Planted::OnMissFlipped) => {
+            options.on_miss = match options.on_miss {
+                OnMiss::Error => OnMiss::Fallback,
+                _ => OnMiss::Error,
+            };
+        }
+        Some(Planted::SealIgnored) => options.seal = Seal::Never,
+        Some(Planted::SlotsPerStream) => options.domain = DomainMode::Stream,
+        _ => {}
+    }
+    options
+}
+
+/// The allocator, or the one that the bug makes of it.
+pub(crate) fn bugged(
+    bug: Option<Planted>,
+    rank: usize,
+    inner: Box<dyn ScratchAllocator>,
+) -> Box<dyn ScratchAllocator> {
+    match bug {
+        Some(
+            bug @ (Planted::ReplaceWithoutClaims
+            | Planted::TiesByAddress
+            | Planted::SlotsMove
+            | Planted::UnevenOffsets),
+        ) => Box::new(Rough::new(bug)),
+        Some(bug) => Box::new(BuggedAllocator {
+            bug,
+            rank,
+            inner,
+            leases: Arc::default(),
+            fence: None,
+        }),
+        None => inner,
+    }
+}
+
+#[derive(Debug)]
+struct BuggedAllocator {
+    bug: Planted,
+    rank: usize,
+    inner: Box<dyn ScratchAllocator>,
+    leases: Arc<Mutex<Vec<Option<Lease>>>>,
+    fence: Option<Fence>,
+}
+
+impl BuggedAllocator {
+    fn is(&self, bug: Planted) -> bool {
+        self.bug == bug
+    }
+
+    fn served(&mut self, comm: &mut dyn Communicator, lease: Lease, site: Site<'_>) -> Result<Lease> {
+        match self.bug {
+            Planted::LeasesEndAtOnce => {
+                let shown = lease.seen_through(Arc::new(Nothing));
+                lease.complete()?;
+                return Ok(shown);
+            }
+            Planted::ReleasedInStackOrder => {
+                let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+                let hold = Stacked {
+                    index: leases.len(),
+                    leases: Arc::clone(&self.leases),
+                };
+                let shown = lease.seen_through(Arc::new(hold));
+                leases.push(Some(lease));
+                return Ok(shown);
+            }
+            Planted::HitAgrees => {
+                comm.agree(&Record::new(), Duration::from_secs(2))?;
+            }
+            Planted::HitRecords => {
+                let device = Arc::clone(comm.device());
+                let fence = match self.fence.take() {
+                    Some(fence) => fence,
+                    None => device.create_fence()?,
+                };
+                device.record(&fence, site.stream)?;
+                self.fence = Some(fence);
+            }
+            _ => {}
+        }
+        Ok(lease)
+    }
+}
+
+impl ScratchAllocator for BuggedAllocator {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn acquire(
+        &mut self,
+        comm: &mut dyn Communicator,
+        mut request: Request,
+        mut site: Site<'_>,
+    ) -> Result<Lease> {
+        match self.bug {
+            Planted::ZeroBytesServed => request.bytes = request.bytes.max(1),
+            Planted::PartSizedRequests => {
+                request.bytes = request.bytes.saturating_sub(self.rank).max(1);
+            }
+            Planted::GrowsInCapture => site.capture = None,
+            _ => {}
+        }
+        match self.inner.acquire(comm, request, site) {
+            Ok(lease) => self.served(comm, lease, site),
+            Err(error) => {
+                let missed = matches!(error.kind(), ErrorKind::NeedsReserve { .. });
+                let lost = self.is(Planted::MissTextLost)
+                    || self.is(Planted::MissDiffersByRank) && self.rank % 2 == 1;
+                if missed && lost {
+                    return Err(Error::new(ErrorKind::Refused {
+                        bytes: request.bytes,
+                        why: Refusal::Policy,
+                    }));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn fallback_reason(&self, error: &Error) -> Option<Reason> {
+        if self.is(Planted::FallbackUndeclared) {
+            return None;
+        }
+        self.inner.fallback_reason(error)
+    }
+
+    fn plan(&self, info: &CommInfo, requests: &[Request]) -> Result<Plan> {
+        let mut plan = self.inner.plan(info, requests)?;
+        if self.is(Planted::PlanHalves) {
+            plan.capacity_bytes /= 2;
+            plan.mapped_bytes /= 2;
+        }
+        Ok(plan)
+    }
+
+    fn reserve(&mut self, comm: &mut dyn Communicator, requests: &[Request]) -> Result<Plan> {
+        self.inner.reserve(comm, requests)
+    }
+
+    fn seal(&mut self) {
+        self.inner.seal();
+    }
+
+    fn trim(&mut self, comm: &mut dyn Communicator) -> Result<Trimmed> {
+        if self.is(Planted::TrimDoesNothing) {
+            return Ok(Trimmed::default());
+        }
+        let trimmed = self.inner.trim(comm)?;
+        Ok(match self.bug {
+            Planted::TrimHidesHeld => Trimmed {
+                held_bytes: 0,
+                ..trimmed
+            },
+            _ => trimmed,
+        })
+    }
+
+    fn close(&mut self, comm: &mut dyn Communicator) -> Result<Deferred> {
+        let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = std::mem::take(&mut *leases);
+        drop(leases);
+        left.into_iter().flatten().try_for_each(Lease::complete)?;
+        self.inner.close(comm)
+    }
+
+    fn stats(&self) -> Stats {
+        let mut stats = self.inner.stats();
+        match self.bug {
+            Planted::StatsUndercount => {
+                for slot in &mut stats.slots {
+                    slot.mapped /= 2;
+                }
+            }
+            Planted::HitsUncounted => stats.hits = 0,
+            _ => {}
+        }
+        stats
+    }
+}
+
+#[derive(Debug)]
+struct Nothing;
+
+impl LeaseHold for Nothing {
+    fn complete(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn abandon(&self) {}
+}
+
+/// Gives a lease back only if it is the last that is out.
+#[derive(Debug)]
+struct Stacked {
+    index: usize,
+    leases: Arc<Mutex<Vec<Option<Lease>>>>,
+}
+
+impl LeaseHold for Stacked {
+    fn complete(&self) -> Result<()> {
+        let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        let later = leases.iter().skip(self.index + 1).any(Option::is_some);
+        let lease = leases.get_mut(self.index);
+        match lease {
+            Some(_) if later => Ok(()),
+            Some(lease) => lease.take().map_or(Ok(()), Lease::complete),
+            None => Err(Misuse::Other("no such lease".to_owned()).into()),
+        }
+    }
+
+    fn abandon(&self) {
+        let _lost = self.complete();
+    }
+}

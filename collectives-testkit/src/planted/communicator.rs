@@ -1,0 +1,288 @@
+//! Bugs in the layer of a communicator.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use collectives_core::addr::{Operand, WindowId, WindowSlice};
+use collectives_core::agreement::Record;
+use collectives_core::collective::{Collective, Counts, Op};
+use collectives_core::communicator::{Abort, AbortHandle, Communicator, Deferred};
+use collectives_core::device::Device;
+use collectives_core::error::{Error, ErrorKind, Misuse, Result};
+use collectives_core::layered::symmetric_of;
+use collectives_core::memory::Memory;
+use collectives_core::reduce::ReduceOp;
+use collectives_core::stream::StreamRef;
+
+use crate::planted::Planted;
+use crate::planted::device::last_copy;
+
+/// What a planted bug does around the calls of one communicator.
+#[derive(Debug)]
+pub(crate) struct Bugged {
+    bug: Option<Planted>,
+    last: Option<Memory>,
+    registered: u64,
+}
+
+impl Bugged {
+    pub(crate) fn new(bug: Option<Planted>) -> Self {
+        Self {
+            bug,
+            last: None,
+            registered: 0,
+        }
+    }
+
+    pub(crate) fn for_child(&self) -> Self {
+        Self::new(self.bug)
+    }
+
+    fn is(&self, bug: Planted) -> bool {
+        self.bug == Some(bug)
+    }
+
+    /// The operations to enqueue instead, if others.
+    pub(crate) fn enqueue<'a>(
+        &mut self,
+        inner: &mut dyn Communicator,
+        device: &dyn Device,
+        ops: &[Collective<'a>],
+        stream: &StreamRef,
+    ) -> Result<Option<Vec<Collective<'a>>>> {
+        let change: fn(&dyn Communicator, &mut Collective<'a>) = match self.bug {
+            Some(Planted::LastElementLost) => |_, op| lose_last(op),
+            Some(Planted::StagedSumIsMaximum) => |_, op| {
+                if op.send.window.is_some() && op.op == Op::AllReduce(ReduceOp::Sum) {
+                    op.op = Op::AllReduce(ReduceOp::Max);
+                }
+            },
+            Some(Planted::OriginalPointer) => |_, op| {
+                if let Some(source) = last_copy(op.send.bytes)
+                    && op.send.window.is_some()
+                    && op.send.same_range(op.recv)
+                {
+                    op.send = Operand::new(source, op.send.bytes);
+                }
+            },
+            Some(Planted::WholeSlotReduced) => |inner, op| double(inner, op),
+            Some(Planted::WindowsStripped) => |_, op| {
+                op.send.window = None;
+                op.recv.window = None;
+            },
+            Some(Planted::OffsetRoundedDown) => |_, op| {
+                op.send = round_down(op.send);
+                op.recv = round_down(op.recv);
+            },
+            Some(Planted::AgreesInCapture) => {
+                if device.capture_state(stream)?.is_some() {
+                    inner.agree(&Record::new(), Duration::from_secs(2))?;
+                }
+                return Ok(None);
+            }
+            _ => return Ok(None),
+        };
+        let mut changed = ops.to_vec();
+        for op in &mut changed {
+            change(inner, op);
+        }
+        Ok(Some(changed))
+    }
+
+    pub(crate) fn enqueued(
+        &self,
+        device: &dyn Device,
+        ops: &[Collective<'_>],
+        stream: &StreamRef,
+        outcome: Result<()>,
+    ) -> Result<()> {
+        if self.is(Planted::InputClobbered)
+            && let Some(op) = ops.first()
+            && op.send.bytes > 0
+            && !op.send.overlaps(op.recv)
+            && device.capture_state(stream)?.is_none()
+        {
+            // SAFETY: The operand is valid until the work on the stream has finished, and that is
+            // what this waits for. The planted bug is that it is an input.
+            unsafe { device.write(op.send.addr, &[0xa5], stream) }?;
+        }
+        match outcome {
+            Err(error) if self.is(Planted::MismatchSwallowed) && is_odd(&error) => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    pub(crate) fn agree(
+        &mut self,
+        inner: &mut dyn Communicator,
+        mine: &Record,
+        deadline: Duration,
+    ) -> Result<Vec<Record>> {
+        let alone = || vec![mine.clone(); inner.info().world_size];
+        if self.is(Planted::AgreementEchoes) {
+            return Ok(alone());
+        }
+        let outcome = inner.agree(mine, deadline);
+        let timed_out = |error: &Error| matches!(error.kind(), ErrorKind::Timeout { .. });
+        match outcome {
+            Err(error) if timed_out(&error) && self.is(Planted::TimeoutIsSuccess) => {
+                Ok(vec![mine.clone(); inner.info().world_size])
+            }
+            Err(error) if timed_out(&error) && self.is(Planted::TimeoutNamesNobody) => {
+                Err(Error::new(ErrorKind::Timeout {
+                    absent: Vec::new(),
+                    waited: deadline,
+                }))
+            }
+            outcome => outcome,
+        }
+    }
+
+    pub(crate) fn window_of(&self, found: Option<WindowSlice>) -> Option<WindowSlice> {
+        match self.bug {
+            Some(Planted::WindowsNotFound) => None,
+            Some(Planted::WindowOffsetLost) => {
+                found.map(|slice| WindowSlice { offset: 0, ..slice })
+            }
+            _ => found,
+        }
+    }
+
+    pub(crate) fn color(&self, color: Option<u32>) -> Option<u32> {
+        match color {
+            Some(_) if self.is(Planted::ColorIgnored) => Some(0),
+            color => color,
+        }
+    }
+
+    pub(crate) fn abort_handle(&self, handle: AbortHandle) -> AbortHandle {
+        if self.is(Planted::AbortIgnored) {
+            return AbortHandle::new(Arc::new(Deaf));
+        }
+        handle
+    }
+
+    pub(crate) fn shutdown(&self, inner: &mut dyn Communicator) -> Result<Deferred> {
+        if self.is(Planted::ShutdownForgotten) {
+            return Ok(Deferred::default());
+        }
+        inner.shutdown()
+    }
+
+    pub(crate) fn allocate(
+        &mut self,
+        inner: &mut dyn Communicator,
+        bytes: usize,
+        extend: Option<WindowId>,
+    ) -> Result<Memory> {
+        if self.is(Planted::AllocatedTwice)
+            && let Some(last) = self.last.take_if(|last| last.bytes() >= bytes)
+        {
+            return Ok(last);
+        }
+        let memory = symmetric_of(inner)?.allocate(bytes, extend)?;
+        match self.bug {
+            Some(Planted::AllocatedTwice) => self.last = Some(memory.clone()),
+            Some(Planted::AllocationLeaks) => std::mem::forget(memory.clone()),
+            _ => {}
+        }
+        Ok(memory)
+    }
+
+    pub(crate) fn register(
+        &mut self,
+        inner: &mut dyn Communicator,
+        memory: &Memory,
+    ) -> Result<WindowId> {
+        let rank = u64::from(inner.info().rank.0);
+        let outcome = symmetric_of(inner)?.register(memory);
+        self.registered += u64::from(outcome.is_ok());
+        match outcome {
+            Ok(window) if self.is(Planted::WindowsNumberedLocally) => {
+                Ok(WindowId(window.0 + rank))
+            }
+            Err(error)
+                if self.is(Planted::DoubleRegisterAllowed)
+                    && error.misuse() == Some(&Misuse::AlreadyRegistered) =>
+            {
+                Ok(WindowId(self.registered))
+            }
+            outcome => outcome,
+        }
+    }
+
+    pub(crate) fn retire(&mut self, inner: &mut dyn Communicator, window: WindowId) -> Result<()> {
+        if self.is(Planted::RetireForgotten) {
+            return Ok(());
+        }
+        match symmetric_of(inner)?.retire(window) {
+            Err(error)
+                if self.is(Planted::StaleWindowAccepted)
+                    && error.misuse() == Some(&Misuse::UnknownWindow) =>
+            {
+                Ok(())
+            }
+            outcome => outcome,
+        }
+    }
+}
+
+fn is_odd(error: &Error) -> bool {
+    let odd = error.rank().is_some_and(|rank| rank.0 % 2 == 1);
+    odd && matches!(error.kind(), ErrorKind::Mismatch { .. })
+}
+
+fn lose_last(op: &mut Collective<'_>) {
+    let Counts::Even(count @ 1..) = op.counts else {
+        return;
+    };
+    if let Op::AllReduce(_) = op.op {
+        let bytes = (count - 1) * op.dtype.size();
+        op.counts = Counts::Even(count - 1);
+        op.send.bytes = bytes;
+        op.recv.bytes = bytes;
+    }
+}
+
+fn double(inner: &dyn Communicator, op: &mut Collective<'_>) {
+    let (Counts::Even(count), Op::AllReduce(_)) = (op.counts, op.op) else {
+        return;
+    };
+    let fits = |side: Operand| inner.window_of(side.addr, side.bytes * 2).is_some();
+    if op.send.window.is_some() && fits(op.send) && fits(op.recv) {
+        op.counts = Counts::Even(count * 2);
+        op.send.bytes *= 2;
+        op.recv.bytes *= 2;
+    }
+}
+
+fn round_down(side: Operand) -> Operand {
+    let Some(slice) = side.window else {
+        return side;
+    };
+    let over = slice.offset % 16;
+    Operand {
+        addr: side.addr.offset(over.wrapping_neg()),
+        window: Some(WindowSlice {
+            offset: slice.offset - over,
+            ..slice
+        }),
+        ..side
+    }
+}
+
+/// Hears no abort.
+#[derive(Debug)]
+struct Deaf;
+
+impl Abort for Deaf {
+    fn abort(&self, _cause: &str) {
+        static IGNORED: AtomicU64 = AtomicU64::new(0);
+        IGNORED.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn health(&self) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,191 @@
+//! Bugs in a device.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use collectives_core::addr::Addr;
+use collectives_core::device::Device;
+use collectives_core::error::Result;
+use collectives_core::memory::Memory;
+use collectives_core::rank::CaptureId;
+use collectives_core::stream::{Fence, StreamRef};
+
+use crate::interpose::{GraphHooks, Interpose, Launch};
+use crate::planted::Planted;
+
+thread_local! {
+    static LAST_COPY: Cell<Option<(Addr, usize)>> = const { Cell::new(None) };
+}
+
+/// The source of this thread's last copy, if it was this long.
+pub(super) fn last_copy(bytes: usize) -> Option<Addr> {
+    let (source, copied) = LAST_COPY.get()?;
+    (copied == bytes).then_some(source)
+}
+
+/// What a planted bug does around the calls of a device.
+#[derive(Debug)]
+pub(crate) struct BuggedDevice {
+    bug: Planted,
+    retained: Mutex<HashMap<CaptureId, Vec<Memory>>>,
+}
+
+impl BuggedDevice {
+    pub(crate) fn new(bug: Planted) -> Self {
+        Self {
+            bug,
+            retained: Mutex::default(),
+        }
+    }
+
+    fn is(&self, bug: Planted) -> bool {
+        self.bug == bug
+    }
+
+    /// Whether ownership by graphs is the bug's own affair.
+    fn owns(&self) -> bool {
+        matches!(
+            self.bug,
+            Planted::ExecutableOwnsNothing
+                | Planted::CopyOwnsNothing
+                | Planted::UpdateKeepsOldOwners
+                | Planted::LaunchesLeak
+        )
+    }
+
+    fn captures(inner: &dyn Device, stream: &StreamRef) -> bool {
+        matches!(inner.capture_state(stream), Ok(Some(_)))
+    }
+}
+
+impl Interpose for BuggedDevice {
+    fn capture_state(&self, inner: &dyn Device, stream: &StreamRef) -> Result<Option<CaptureId>> {
+        if self.is(Planted::CaptureHidden) {
+            return Ok(None);
+        }
+        inner.capture_state(stream)
+    }
+
+    fn retain(&self, inner: &dyn Device, stream: &StreamRef, memory: Memory) -> Result<()> {
+        if self.is(Planted::RetainForgotten) {
+            return Ok(());
+        }
+        if self.is(Planted::RetainForever) {
+            std::mem::forget(memory.clone());
+        }
+        if self.owns()
+            && let Some(capture) = inner.capture_state(stream)?
+        {
+            let mut retained = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
+            retained.entry(capture).or_default().push(memory);
+            return Ok(());
+        }
+        inner.retain(stream, memory)
+    }
+
+    fn copying(
+        &self,
+        inner: &dyn Device,
+        _dst: Addr,
+        src: Addr,
+        bytes: usize,
+        stream: &StreamRef,
+    ) -> Result<usize> {
+        LAST_COPY.set(Some((src, bytes)));
+        match self.bug {
+            Planted::AllocatesInCapture if Self::captures(inner, stream) => {
+                drop(inner.allocate(256)?);
+            }
+            Planted::WaitsInCapture if Self::captures(inner, stream) => {
+                // Refused by the backend, which is what a driver would not do in time.
+                let _refused = inner.synchronize(stream);
+            }
+            Planted::CapturedCopiesShort if Self::captures(inner, stream) => {
+                return Ok(bytes.saturating_sub(4));
+            }
+            _ => {}
+        }
+        Ok(bytes)
+    }
+
+    fn wait(&self, inner: &dyn Device, fence: &Fence, stream: &StreamRef) -> Result<()> {
+        let dropped = self.is(Planted::WaitsDropped)
+            || self.is(Planted::CapturedWaitsDropped) && Self::captures(inner, stream);
+        if dropped {
+            return Ok(());
+        }
+        inner.wait(fence, stream)
+    }
+
+    fn record(&self, inner: &dyn Device, fence: &Fence, stream: &StreamRef) -> Result<()> {
+        if self.is(Planted::CapturedRecordsDropped) && Self::captures(inner, stream) {
+            return Ok(());
+        }
+        inner.record(fence, stream)
+    }
+
+    fn captured(&self, capture: Option<CaptureId>) -> Option<Arc<dyn GraphHooks>> {
+        let mut retained = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
+        let owned = capture.and_then(|capture| retained.remove(&capture));
+        let owned = owned.unwrap_or_default();
+        Some(Arc::new(BuggedGraph {
+            bug: self.bug,
+            owned,
+            launches: AtomicU64::new(0),
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct BuggedGraph {
+    bug: Planted,
+    owned: Vec<Memory>,
+    launches: AtomicU64,
+}
+
+impl GraphHooks for BuggedGraph {
+    fn launching(&self, _stream: &StreamRef) -> Launch {
+        let count = self.launches.fetch_add(1, Ordering::Relaxed);
+        let skips = match self.bug {
+            Planted::LaunchDoesNothing => true,
+            Planted::LaunchesAreFlaky => count % 16 == 15,
+            Planted::LaunchesTwice => count >= 2,
+            _ => false,
+        };
+        if self.bug == Planted::LaunchesLeak {
+            std::mem::forget(self.owned.clone());
+        }
+        if skips { Launch::Skip } else { Launch::Go }
+    }
+
+    fn launched(&self, outcome: Result<()>) -> Result<()> {
+        if self.bug == Planted::LaunchErrorsSwallowed {
+            return Ok(());
+        }
+        outcome
+    }
+
+    fn for_executable(self: Arc<Self>) -> Option<Arc<dyn GraphHooks>> {
+        match self.bug {
+            Planted::ExecutableOwnsNothing => None,
+            _ => Some(self),
+        }
+    }
+
+    fn for_duplicate(self: Arc<Self>) -> Option<Arc<dyn GraphHooks>> {
+        match self.bug {
+            Planted::CopyOwnsNothing => None,
+            _ => Some(self),
+        }
+    }
+
+    fn follows_updates(&self) -> bool {
+        self.bug != Planted::UpdateKeepsOldOwners
+    }
+
+    fn owned(&self) -> &[Memory] {
+        &self.owned
+    }
+}

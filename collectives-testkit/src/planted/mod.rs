@@ -1,0 +1,206 @@
+//! Bugs, each of which breaks one thing, and the cases must catch.
+//!
+//! They are kept and run: a case whose bug survives proves nothing. Some live in the policy, some in
+//! the allocator, some in the communicator's layer and some in the device.
+
+pub(crate) mod allocator;
+pub(crate) mod communicator;
+pub(crate) mod device;
+pub(crate) mod policy;
+mod rough;
+
+macro_rules! planted {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// One thing that is broken.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum Planted {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        impl Planted {
+            /// Every bug there is.
+            pub const ALL: &[Self] = &[$(Self::$name,)+];
+
+            /// The name in reports.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)+
+                }
+            }
+
+            /// What is broken, in a sentence.
+            #[must_use]
+            pub const fn what(self) -> &'static str {
+                match self {
+                    $(Self::$name => concat!($($doc),+),)+
+                }
+            }
+        }
+    };
+}
+
+planted! {
+    /// Communicator: an operation leaves out its last element.
+    LastElementLost,
+    /// Communicator: an out-of-place operation writes into its input.
+    InputClobbered,
+    /// Communicator: a sum of operands in windows is a maximum.
+    StagedSumIsMaximum,
+    /// Communicator: `split` ignores the color.
+    ColorIgnored,
+    /// Communicator: a staged operation reads the original tensor.
+    OriginalPointer,
+    /// Communicator: an operation on a slice of a slot runs on twice as much of the slot.
+    WholeSlotReduced,
+    /// Communicator: operands lose the windows they lie in.
+    WindowsStripped,
+    /// Communicator: a timeout does not name the absent ranks.
+    TimeoutNamesNobody,
+    /// Communicator: a window that is gone can be retired again.
+    StaleWindowAccepted,
+    /// Communicator: memory can be registered twice.
+    DoubleRegisterAllowed,
+    /// Communicator: looking an address up gives the start of its window.
+    WindowOffsetLost,
+    /// Communicator: looking an address up finds nothing.
+    WindowsNotFound,
+    /// Communicator: operands in windows are rounded down to 16 bytes.
+    OffsetRoundedDown,
+    /// Communicator: windows are numbered by each rank alone.
+    WindowsNumberedLocally,
+    /// Communicator: windows are never deregistered.
+    RetireForgotten,
+    /// Communicator: aborting does nothing.
+    AbortIgnored,
+    /// Communicator: `shutdown` does nothing.
+    ShutdownForgotten,
+    /// Communicator: symmetric memory is handed out twice.
+    AllocatedTwice,
+    /// Communicator: symmetric memory is never freed.
+    AllocationLeaks,
+    /// Communicator: an agreement returns this rank's own record for all ranks.
+    AgreementEchoes,
+    /// Communicator: an agreement that timed out is a success.
+    TimeoutIsSuccess,
+    /// Communicator: odd ranks do not see that ranks disagree.
+    MismatchSwallowed,
+    /// Communicator: ranks agree while a stream captures.
+    AgreesInCapture,
+    /// Communicator: joining without a rank fails without a type.
+    JoinErrorUntyped,
+    /// Communicator: the check mode compares nothing.
+    CheckModeOff,
+
+    /// Device: a captured graph does not own what it uses.
+    RetainForgotten,
+    /// Device: what a captured graph owned is never released.
+    RetainForever,
+    /// Device: executables do not own what their graph does.
+    ExecutableOwnsNothing,
+    /// Device: copies of a graph do not own what it does.
+    CopyOwnsNothing,
+    /// Device: an updated executable owns what it did before.
+    UpdateKeepsOldOwners,
+    /// Device: launches do nothing.
+    LaunchDoesNothing,
+    /// Device: every sixteenth launch does nothing.
+    LaunchesAreFlaky,
+    /// Device: an executable works twice.
+    LaunchesTwice,
+    /// Device: the errors of launches are lost.
+    LaunchErrorsSwallowed,
+    /// Device: every launch leaks memory.
+    LaunchesLeak,
+    /// Device: a captured copy allocates.
+    AllocatesInCapture,
+    /// Device: a captured copy waits on the host.
+    WaitsInCapture,
+    /// Device: waits for fences are left out.
+    WaitsDropped,
+    /// Device: waits for fences are left out of graphs.
+    CapturedWaitsDropped,
+    /// Device: records of fences are left out of graphs.
+    CapturedRecordsDropped,
+    /// Device: no stream seems to capture.
+    CaptureHidden,
+    /// Device: captured copies leave out the last element.
+    CapturedCopiesShort,
+
+    /// Policy: slots are exactly as large as the request.
+    NeverGrowsAhead,
+    /// Policy: a new slot is eight times as large as it should be.
+    GrowsEightfold,
+    /// Policy: what is known of the largest request is not used.
+    ReservesNothing,
+    /// Policy: a granule more than needed.
+    GranuleTooMany,
+    /// Policy: every request registers a slot.
+    NeverHits,
+    /// Policy: the largest slot is used, and not the smallest that fits.
+    WorstFit,
+    /// Policy: capacities depend on what one rank alone knows.
+    LocalSizes,
+
+    /// Allocator: the cap on requests is not kept.
+    CapIgnored,
+    /// Allocator: the limit on mapped bytes is not kept.
+    LimitIgnored,
+    /// Allocator: a request of exactly the cap is refused.
+    CapOffByOne,
+    /// Allocator: what to do on a miss is taken the other way round.
+    OnMissFlipped,
+    /// Allocator: the seal has no effect.
+    SealIgnored,
+    /// Allocator: every stream has slots of its own.
+    SlotsPerStream,
+    /// Allocator: `trim` gives nothing back.
+    TrimDoesNothing,
+    /// Allocator: `trim` does not say what is held.
+    TrimHidesHeld,
+    /// Allocator: statistics lack a granule of every slot.
+    StatsUndercount,
+    /// Allocator: hits are not counted.
+    HitsUncounted,
+    /// Allocator: a plan prices half of the slots.
+    PlanHalves,
+    /// Allocator: a request for nothing is served.
+    ZeroBytesServed,
+    /// Allocator: a lease ends when it begins.
+    LeasesEndAtOnce,
+    /// Allocator: a slot comes back only if no later lease is out.
+    ReleasedInStackOrder,
+    /// Allocator: a hit asks the other ranks.
+    HitAgrees,
+    /// Allocator: a hit records an event that nobody needs.
+    HitRecords,
+    /// Allocator: a miss in a capture is another error on odd ranks.
+    MissDiffersByRank,
+    /// Allocator: a miss in a capture does not say what to do.
+    MissTextLost,
+    /// Allocator: a miss in a capture grows.
+    GrowsInCapture,
+    /// Allocator: what cannot be staged has no fallback.
+    FallbackUndeclared,
+    /// Allocator: ranks ask for what they need themselves.
+    PartSizedRequests,
+    /// Allocator: any configuration is accepted.
+    ConfigLenient,
+    /// Allocator: a slot is replaced at once, whatever graphs use it.
+    ReplaceWithoutClaims,
+    /// Allocator: of equal slots the one at the lowest address is used.
+    TiesByAddress,
+    /// Allocator: a slot changes its address while it lives.
+    SlotsMove,
+    /// Allocator: leases begin where each rank likes.
+    UnevenOffsets,
+}
+
+impl Planted {
+    /// Controls that the bug touches too, so that they prove nothing about it.
+    #[must_use]
+    pub const fn touches(self) -> &'static [&'static str] {
+        &[]
+    }
+}

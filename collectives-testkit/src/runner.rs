@@ -1,0 +1,146 @@
+//! Lists every case and runs what it is asked to run.
+
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use libtest_mimic::{Arguments, Trial};
+
+use crate::capability::{Capability, Support};
+use crate::case::{Case, Outcome};
+use crate::harness::Harness;
+use crate::report::{Entry, Report, Verdict};
+use crate::suites;
+use crate::unclaimed;
+use crate::world::{Limits, Worlds};
+
+/// What `COLLECTIVES_REQUIRE` asks for.
+#[derive(Clone, Debug, Default)]
+pub struct Required(Vec<Capability>);
+
+impl Required {
+    /// The capabilities that the environment names.
+    ///
+    /// # Errors
+    ///
+    /// A name that is no capability.
+    pub fn from_env() -> Result<Self, String> {
+        let text = std::env::var("COLLECTIVES_REQUIRE").unwrap_or_default();
+        text.split(',')
+            .map(str::trim)
+            .filter(|name| !name.is_empty())
+            .map(|name| {
+                Capability::named(name).ok_or_else(|| {
+                    let known = Capability::ALL.map(Capability::name).join(", ");
+                    format!("COLLECTIVES_REQUIRE: `{name}` is no capability; known are {known}")
+                })
+            })
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+}
+
+/// The first capability that a case needs and the backend lacks, and why.
+#[must_use]
+pub fn missing(harness: &dyn Harness, case: &Case) -> Option<(Capability, String)> {
+    case.needs
+        .iter()
+        .find_map(|&capability| match harness.supports(capability) {
+            Support::Yes => None,
+            Support::No(reason) => Some((capability, reason)),
+        })
+}
+
+/// Runs the kit as the test harness of the process: the `main` of
+/// [`conformance_main!`](crate::conformance_main).
+#[must_use]
+pub fn main(harness: Arc<dyn Harness>) -> ExitCode {
+    let required = match Required::from_env() {
+        Ok(required) => required,
+        Err(text) => {
+            eprintln!("{text}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut arguments = Arguments::from_args();
+    if harness.is_exclusive() {
+        arguments.test_threads = Some(1);
+    }
+    let report = Arc::new(Mutex::new(Report::new(harness.name())));
+    let trials = trials(&harness, &required, &report);
+    let listing = arguments.list;
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if !listing
+        && let Err(error) = report
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .write_where_asked()
+    {
+        eprintln!("the report could not be written: {error}");
+        return ExitCode::FAILURE;
+    }
+    conclusion.exit_code()
+}
+
+fn trials(
+    harness: &Arc<dyn Harness>,
+    required: &Required,
+    report: &Arc<Mutex<Report>>,
+) -> Vec<Trial> {
+    let worlds = Arc::new(Worlds::new(Arc::clone(harness), Limits::PATIENT));
+    let mut trials: Vec<_> = suites::cases()
+        .map(|(suite, case)| trial(&worlds, required, report, suite, case))
+        .collect();
+    for capability in Capability::ALL {
+        if let Support::No(_) = harness.supports(capability)
+            && let Some(case) = unclaimed::case(capability)
+        {
+            trials.push(trial(&worlds, required, report, "unclaimed", case));
+        }
+    }
+    trials
+}
+
+fn trial(
+    worlds: &Arc<Worlds>,
+    required: &Required,
+    report: &Arc<Mutex<Report>>,
+    suite: &'static str,
+    case: &'static Case,
+) -> Trial {
+    let missing = missing(&**worlds.harness(), case);
+    let entry = Entry::new(suite, case);
+    let note = {
+        let report = Arc::clone(report);
+        move |entry: &Entry, verdict: Verdict| {
+            let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
+            report.note(entry.with(verdict));
+        }
+    };
+    let Some((capability, reason)) = missing else {
+        note(&entry, Verdict::NotRun);
+        let worlds = Arc::clone(worlds);
+        return Trial::test(case.name(suite), move || {
+            let outcome = worlds.run(case, None);
+            note(&entry, Verdict::of(&outcome));
+            told(outcome)
+        });
+    };
+    let why = format!("{capability}: {reason}");
+    note(&entry, Verdict::Skipped(why.clone()));
+    let is_required = required.0.contains(&capability);
+    let text = format!("this backend lacks {why}");
+    let failing = Trial::test(case.name(suite), move || {
+        note(&entry, Verdict::Failed(text.clone()));
+        Err(text.into())
+    });
+    if is_required {
+        return failing;
+    }
+    failing
+        .with_ignored_flag(true)
+        .with_kind(format!("skip: {why}"))
+}
+
+fn told(outcome: Outcome) -> Result<(), libtest_mimic::Failed> {
+    outcome.map_err(|failure| failure.0.into())
+}

@@ -1,0 +1,28 @@
+//! The cases, one file per contract.
+//!
+//! A new case is a function and a line in its suite's table; a new suite is a file and a line here.
+
+pub mod graph_replay;
+
+use crate::case::Case;
+
+/// Cases about one contract.
+#[derive(Clone, Copy, Debug)]
+pub struct Suite {
+    /// The name, the first part of a case's name.
+    pub name: &'static str,
+    /// The cases.
+    pub cases: &'static [Case],
+}
+
+/// Every suite of the kit.
+pub const ALL: &[Suite] = &[Suite {
+    name: "graph_replay",
+    cases: graph_replay::CASES,
+}];
+
+/// Every case with the name of its suite.
+pub fn cases() -> impl Iterator<Item = (&'static str, &'static Case)> {
+    ALL.iter()
+        .flat_map(|suite| suite.cases.iter().map(|case| (suite.name, case)))
+}

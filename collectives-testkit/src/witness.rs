@@ -1,0 +1,346 @@
+//! Sees everything a rank asks of its backend: operands, calls, windows, and the order of streams.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use collectives_core::addr::{Addr, Operand, WindowId};
+use collectives_core::agreement::Record;
+use collectives_core::collective::{Collective, OpKind};
+use collectives_core::communicator::{Communicator, Deferred};
+use collectives_core::device::Device;
+use collectives_core::error::Result;
+use collectives_core::layered::{Layer, symmetric_of};
+use collectives_core::memory::Memory;
+use collectives_core::rank::CaptureId;
+use collectives_core::stream::{Fence, FenceHandle, StreamRef};
+
+use crate::clocks::{Clocks, Step, Use};
+use crate::interpose::{GraphHooks, Interpose, Launch};
+use crate::watchdog::Progress;
+
+/// One operation as it reached the backend.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Seen {
+    /// Which operation.
+    pub kind: OpKind,
+    /// What it reads.
+    pub send: Operand,
+    /// What it writes.
+    pub recv: Operand,
+    /// Whether it was captured.
+    pub captured: bool,
+}
+
+/// Something that happened to a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WindowEvent {
+    /// It was registered, over this many bytes.
+    Registered(WindowId, usize),
+    /// It was retired.
+    Retired(WindowId),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    seen: Vec<Seen>,
+    windows: Vec<WindowEvent>,
+    calls: BTreeMap<&'static str, u64>,
+    /// Start and length of all symmetric memory there was.
+    symmetric: Vec<(usize, usize)>,
+    clocks: Clocks,
+}
+
+/// The recording of one rank in one case; shared by the layer and the device that write it.
+///
+/// As a [`Layer`](WitnessLayer) it records operands, so that reducing the whole slot instead of the
+/// slice is found although the result is right; as hooks of an
+/// [`Interposed`](crate::interpose::Interposed) device it keeps [`Clocks`].
+#[derive(Debug, Default)]
+pub struct Witness {
+    state: Mutex<State>,
+    progress: Arc<Progress>,
+}
+
+impl Witness {
+    pub(crate) fn new(progress: Arc<Progress>) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::default(),
+            progress,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self, call: &'static str) {
+        *self.lock().calls.entry(call).or_default() += 1;
+    }
+
+    /// Operations so far, as they reached the backend.
+    pub fn seen(&self) -> Vec<Seen> {
+        self.lock().seen.clone()
+    }
+
+    /// Forgets the operations so far.
+    pub fn forget(&self) {
+        self.lock().seen.clear();
+    }
+
+    /// Registrations and retirements so far, in order.
+    pub fn windows(&self) -> Vec<WindowEvent> {
+        self.lock().windows.clone()
+    }
+
+    /// Calls of this name so far: `enqueue`, `agree`, `allocate_symmetric`, `register`, `retire`,
+    /// `capture_state`, `allocate`, `retain`, `order`, `wait`, `record`, `host_wait`, `launch`.
+    pub fn calls(&self, name: &str) -> u64 {
+        self.lock().calls.get(name).copied().unwrap_or(0)
+    }
+
+    /// Calls that need other ranks.
+    pub fn collective_calls(&self) -> u64 {
+        ["agree", "register", "retire"]
+            .iter()
+            .map(|name| self.calls(name))
+            .sum()
+    }
+
+    /// Pairs of uses of one slot that nothing orders.
+    pub fn conflicts(&self) -> Vec<String> {
+        self.lock().clocks.conflicts().to_vec()
+    }
+
+    fn uses(&self, stream: &StreamRef, capture: Option<CaptureId>, sides: &[(Addr, usize, bool)]) {
+        let mut state = self.lock();
+        for &(addr, bytes, writes) in sides {
+            let start = addr.value();
+            let inside = |&(first, length): &(usize, usize)| {
+                bytes > 0 && start >= first && start < first + length
+            };
+            if state.symmetric.iter().any(inside) {
+                let what = Use {
+                    start,
+                    bytes,
+                    writes,
+                };
+                state.clocks.used(stream.id(), capture, what);
+            }
+        }
+    }
+}
+
+/// Records what a communicator is asked.
+#[derive(Clone, Debug)]
+pub struct WitnessLayer(pub Arc<Witness>);
+
+impl Layer for WitnessLayer {
+    fn before_enqueue(
+        &mut self,
+        inner: &mut dyn Communicator,
+        ops: &[Collective<'_>],
+        stream: &StreamRef,
+    ) -> Result<()> {
+        let name = ops.first().map_or("nothing", |op| op.kind().name());
+        self.0.progress.note(name);
+        self.0.count("enqueue");
+        let capture = inner.device().capture_state(stream).ok().flatten();
+        for op in ops {
+            self.0.lock().seen.push(Seen {
+                kind: op.kind(),
+                send: op.send,
+                recv: op.recv,
+                captured: capture.is_some(),
+            });
+            let sides = [
+                (op.send.addr, op.send.bytes, false),
+                (op.recv.addr, op.recv.bytes, true),
+            ];
+            self.0.uses(stream, capture, &sides);
+        }
+        Ok(())
+    }
+
+    fn agree(
+        &mut self,
+        inner: &mut dyn Communicator,
+        mine: &Record,
+        deadline: Duration,
+    ) -> Result<Vec<Record>> {
+        self.0.progress.note("agree");
+        self.0.count("agree");
+        inner.agree(mine, deadline)
+    }
+
+    fn allocate(
+        &mut self,
+        inner: &mut dyn Communicator,
+        bytes: usize,
+        extend: Option<WindowId>,
+    ) -> Result<Memory> {
+        self.0.progress.note("allocate symmetric memory");
+        self.0.count("allocate_symmetric");
+        let memory = symmetric_of(inner)?.allocate(bytes, extend)?;
+        let range = (memory.addr().value(), memory.bytes());
+        self.0.lock().symmetric.push(range);
+        Ok(memory)
+    }
+
+    fn register(&mut self, inner: &mut dyn Communicator, memory: &Memory) -> Result<WindowId> {
+        self.0.progress.note("register");
+        self.0.count("register");
+        let window = symmetric_of(inner)?.register(memory)?;
+        let event = WindowEvent::Registered(window, memory.bytes());
+        self.0.lock().windows.push(event);
+        Ok(window)
+    }
+
+    fn retire(&mut self, inner: &mut dyn Communicator, window: WindowId) -> Result<()> {
+        self.0.progress.note("retire");
+        self.0.count("retire");
+        symmetric_of(inner)?.retire(window)?;
+        self.0.lock().windows.push(WindowEvent::Retired(window));
+        Ok(())
+    }
+
+    fn shutdown(&mut self, inner: &mut dyn Communicator) -> Result<Deferred> {
+        self.0.progress.note("shutdown");
+        inner.shutdown()
+    }
+
+    fn for_child(&self) -> Self {
+        self.clone()
+    }
+}
+
+/// A fence with a number, so that the clocks can tell fences apart.
+#[derive(Debug)]
+struct Numbered {
+    number: u64,
+    inner: Fence,
+}
+
+impl FenceHandle for Numbered {}
+
+fn numbered(fence: &Fence) -> (&Fence, Option<u64>) {
+    match fence.downcast::<Numbered>() {
+        Some(numbered) => (&numbered.inner, Some(numbered.number)),
+        None => (fence, None),
+    }
+}
+
+impl Interpose for Arc<Witness> {
+    fn capture_state(&self, inner: &dyn Device, stream: &StreamRef) -> Result<Option<CaptureId>> {
+        self.count("capture_state");
+        inner.capture_state(stream)
+    }
+
+    fn allocate(&self, inner: &dyn Device, bytes: usize) -> Result<Memory> {
+        self.count("allocate");
+        inner.allocate(bytes)
+    }
+
+    fn retain(&self, inner: &dyn Device, stream: &StreamRef, memory: Memory) -> Result<()> {
+        self.count("retain");
+        inner.retain(stream, memory)
+    }
+
+    fn copying(
+        &self,
+        inner: &dyn Device,
+        dst: Addr,
+        src: Addr,
+        bytes: usize,
+        stream: &StreamRef,
+    ) -> Result<usize> {
+        let capture = inner.capture_state(stream)?;
+        self.uses(stream, capture, &[(src, bytes, false), (dst, bytes, true)]);
+        Ok(bytes)
+    }
+
+    fn order(&self, inner: &dyn Device, earlier: &StreamRef, later: &StreamRef) -> Result<()> {
+        self.count("order");
+        inner.order(earlier, later)?;
+        self.lock().clocks.orders(earlier.id(), later.id());
+        Ok(())
+    }
+
+    fn create_fence(&self, inner: &dyn Device) -> Result<Fence> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Ok(Fence::new(Arc::new(Numbered {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            inner: inner.create_fence()?,
+        })))
+    }
+
+    fn wait(&self, inner: &dyn Device, fence: &Fence, stream: &StreamRef) -> Result<()> {
+        self.count("wait");
+        let (fence, number) = numbered(fence);
+        inner.wait(fence, stream)?;
+        if let Some(number) = number {
+            let capture = inner.capture_state(stream)?;
+            self.lock().clocks.waits(stream.id(), capture, number);
+        }
+        Ok(())
+    }
+
+    fn record(&self, inner: &dyn Device, fence: &Fence, stream: &StreamRef) -> Result<()> {
+        self.count("record");
+        let (fence, number) = numbered(fence);
+        inner.record(fence, stream)?;
+        if let Some(number) = number {
+            let capture = inner.capture_state(stream)?;
+            self.lock().clocks.records(stream.id(), capture, number);
+        }
+        Ok(())
+    }
+
+    fn record_eager(&self, inner: &dyn Device, fence: &Fence, stream: &StreamRef) -> Result<()> {
+        self.count("record");
+        let (fence, number) = numbered(fence);
+        inner.record_eager(fence, stream)?;
+        if let Some(number) = number {
+            self.lock().clocks.records(stream.id(), None, number);
+        }
+        Ok(())
+    }
+
+    fn waited(&self, stream: &StreamRef) {
+        self.count("host_wait");
+        self.lock().clocks.host_waits(stream.id());
+    }
+
+    fn captured(&self, capture: Option<CaptureId>) -> Option<Arc<dyn GraphHooks>> {
+        let steps = self.lock().clocks.take_capture(capture?);
+        Some(Arc::new(Replays {
+            witness: Arc::clone(self),
+            steps,
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct Replays {
+    witness: Arc<Witness>,
+    steps: Vec<Step>,
+}
+
+impl GraphHooks for Replays {
+    fn launching(&self, stream: &StreamRef) -> Launch {
+        self.witness.progress.note("launch");
+        self.witness.count("launch");
+        self.witness.lock().clocks.replays(stream.id(), &self.steps);
+        Launch::Go
+    }
+
+    fn for_executable(self: Arc<Self>) -> Option<Arc<dyn GraphHooks>> {
+        Some(self)
+    }
+
+    fn for_duplicate(self: Arc<Self>) -> Option<Arc<dyn GraphHooks>> {
+        Some(self)
+    }
+}

@@ -1,0 +1,84 @@
+//! The embedded backend's harness.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use collectives_core::bootstrap::Bootstrap;
+use collectives_core::device::Device;
+use collectives_core::error::Result;
+use collectives_host::communicator::HostCommunicator;
+use collectives_host::device::HostDevice;
+use collectives_host::model::{AddressOrder, DeviceModel, StreamMode};
+use collectives_testkit::capability::{Capability, Support};
+use collectives_testkit::harness::{Harness, Joined, Probe, Setup, Terrain};
+
+/// Small, so that cases that count in granules are quick.
+const GRANULE: usize = 64 << 10;
+
+/// Ranks as threads on devices as hostile as the terrain says.
+#[derive(Debug)]
+pub struct Host;
+
+impl Harness for Host {
+    fn name(&self) -> &str {
+        "host"
+    }
+
+    fn supports(&self, _capability: Capability) -> Support {
+        Support::Yes
+    }
+
+    fn join(&self, bootstrap: Arc<dyn Bootstrap>, setup: &Setup) -> Result<Joined> {
+        let rank = bootstrap.rank();
+        let order = if rank.0 % 2 == 0 {
+            AddressOrder::Descending
+        } else {
+            AddressOrder::Shuffled(u64::from(rank.0))
+        };
+        let mut model = DeviceModel::new()
+            .with_rank(rank)
+            .with_granule(GRANULE)
+            .with_address_order(order)
+            .with_guard(4096)
+            .with_poison(0xdb)
+            .with_quarantine(32 << 20)
+            .with_destructor_delay(Duration::from_millis(u64::from(rank.0)));
+        if setup.terrain == Terrain::Concurrent {
+            model = model
+                .with_stream_mode(StreamMode::Asynchronous)
+                .with_skew(Duration::from_micros(100), u64::from(rank.0));
+        }
+        let device = HostDevice::new(model)?;
+        let comm =
+            HostCommunicator::connect_within(bootstrap, Arc::clone(&device), setup.deadline)?;
+        Ok(Joined {
+            comm: Box::new(comm),
+            probe: Box::new(HostProbe(device)),
+        })
+    }
+}
+
+#[derive(Debug)]
+struct HostProbe(Arc<HostDevice>);
+
+impl Probe for HostProbe {
+    fn mapped_bytes(&self) -> Option<usize> {
+        self.0.collect();
+        Some(self.0.mapped_bytes())
+    }
+
+    fn ordinary_bytes(&self) -> Option<usize> {
+        self.0.collect();
+        Some(self.0.memory_report().ordinary_bytes)
+    }
+
+    fn settle(&self) {
+        self.0.wait_for_destructors();
+    }
+
+    fn check_memory(&self) -> std::result::Result<(), String> {
+        self.0
+            .check_memory()
+            .map_err(|violation| format!("{violation:?}"))
+    }
+}
