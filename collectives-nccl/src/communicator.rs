@@ -1,0 +1,314 @@
+//! The communicator over NCCL.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use collectives_core::addr::{Addr, WindowSlice};
+use collectives_core::agreement::Record;
+use collectives_core::bootstrap::Bootstrap;
+use collectives_core::collective::Collective;
+use collectives_core::communicator::{AbortHandle, Capabilities, CommInfo, Communicator, Deferred};
+use collectives_core::device::Device;
+use collectives_core::error::{Error, Misuse, Result, Unsupported};
+use collectives_core::memory::Memory;
+use collectives_core::rank::{CommId, Rank};
+use collectives_core::stream::StreamRef;
+use collectives_core::symmetric::SymmetricMemory;
+use nccl_sys::Version;
+
+use crate::control::{Exchange, Round};
+use crate::device::stream::stream_of;
+use crate::device::{CudaDevice, vmm::Blocks};
+use crate::enqueue::{Site, is_empty};
+use crate::error::BACKEND;
+use crate::mapping::check_self_messages;
+use crate::options::{Algorithm, Options};
+use crate::paths;
+use crate::setup::Setup;
+use crate::state::{NcclAbort, State};
+use crate::watchdog;
+use crate::window::Windows;
+
+/// What a granule is where there is no symmetric memory.
+const GRANULE: usize = 2 << 20;
+
+/// One rank's end of a communicator of this backend.
+///
+/// Calls that differ between ranks are not compared: put
+/// [`Checked`](../../collectives_alloc/index.html) around it to find them.
+///
+/// # Dropping it
+///
+/// A drop without [`Communicator::shutdown`] makes no collective call and never waits, but counts
+/// as this rank's failure, because the others may be waiting for it. NCCL's communicator is aborted
+/// when the last graph that captured one of its operations is gone.
+#[derive(Debug)]
+pub struct NcclCommunicator {
+    info: CommInfo,
+    capabilities: Capabilities,
+    device: Arc<dyn Device>,
+    cuda: Arc<CudaDevice>,
+    state: Arc<State>,
+    windows: Windows,
+    exchange: Arc<Exchange>,
+    /// The word that barriers reduce.
+    barrier: Memory,
+    splits: u64,
+}
+
+impl NcclCommunicator {
+    /// Joins the ranks of `bootstrap`, each a process or thread with its own [`CudaDevice`];
+    /// collective.
+    ///
+    /// # Errors
+    ///
+    /// As [`Setup::new`] and [`Setup::connect`].
+    pub fn connect(
+        bootstrap: Arc<dyn Bootstrap>,
+        device: Arc<CudaDevice>,
+        options: Options,
+    ) -> Result<Self> {
+        Setup::new(bootstrap, device, options)?.connect()
+    }
+
+    pub(crate) fn over(
+        setup: Setup,
+        symmetric: std::result::Result<(), Unsupported>,
+    ) -> Result<Self> {
+        let Setup {
+            state,
+            device: cuda,
+            token,
+        } = setup;
+        let granule = cuda.shared.blocks().map_or(GRANULE, Blocks::granule);
+        let barrier = cuda.allocate(256)?;
+        let info = CommInfo {
+            id: CommId::fresh(),
+            rank: state.rank(),
+            world_size: state.bootstrap.world_size(),
+            backend: BACKEND,
+            granule,
+            overhead: 0,
+            token,
+        };
+        let forced = state.options.algorithm != Algorithm::Auto;
+        let exchange = Arc::new(Exchange::default());
+        Ok(Self {
+            capabilities: Capabilities {
+                symmetric,
+                paths: paths::table(state.nccl.version(), forced),
+                drains: true,
+                compares_calls: false,
+                world: 1..=usize::MAX,
+            },
+            windows: Windows::new(
+                info.id,
+                Arc::clone(&state),
+                Arc::clone(&cuda),
+                Arc::clone(&exchange),
+            ),
+            device: Arc::clone(&cuda) as Arc<dyn Device>,
+            cuda,
+            info,
+            state,
+            exchange,
+            barrier,
+            splits: 0,
+        })
+    }
+
+    /// The library's version.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.state.nccl.version()
+    }
+
+    /// The device, as what it is.
+    #[must_use]
+    pub fn cuda_device(&self) -> &Arc<CudaDevice> {
+        &self.cuda
+    }
+
+    /// Communicators of this process that NCCL still holds, those included that only graphs own.
+    /// What is left when the process ends is leaked.
+    #[must_use]
+    pub fn live_count() -> usize {
+        watchdog::live()
+    }
+
+    fn check(&self, calls: &[Collective<'_>]) -> Result<()> {
+        for call in calls {
+            call.check(self.info.rank, self.info.world_size)?;
+            self.windows.check("send", call.send)?;
+            self.windows.check("recv", call.recv)?;
+        }
+        if calls.iter().any(|call| call.kind().is_point_to_point()) {
+            check_self_messages(calls, self.info.rank)?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Communicator::enqueue`]; the calls were checked, and none is empty.
+    unsafe fn enqueue_checked(&self, calls: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
+        if calls.is_empty() {
+            return Ok(());
+        }
+        let site = Site {
+            state: &self.state,
+            rank: self.info.rank,
+            world_size: self.info.world_size,
+            token: &self.info.token,
+            barrier: &self.barrier,
+            table: &self.capabilities.paths,
+            algorithm: self.state.options.algorithm,
+        };
+        let stream = stream_of(self.cuda.shared.id, stream)?;
+        // SAFETY: By the caller.
+        unsafe { site.enqueue(calls, stream) }
+    }
+
+    fn child(&mut self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
+        let deadline = self.state.options.deadline;
+        let wanted = color.map_or(0, |color| u64::from(color) + 1);
+        let mine = Record::new().fact(wanted).fact(u64::from(key));
+        let records = self.agree(&mine, deadline)?;
+        self.splits += 1;
+        let Some(color) = color else { return Ok(None) };
+        let mut members: Vec<_> = records
+            .iter()
+            .enumerate()
+            .filter_map(|(rank, record)| match record.facts() {
+                [theirs, key] if *theirs == wanted => Some((*key, Rank::new(rank))),
+                _ => None,
+            })
+            .collect();
+        members.sort_unstable();
+        let members: Vec<_> = members.into_iter().map(|(_, rank)| rank).collect();
+        let name = format!("nccl/split/{}/{color}", self.splits);
+        let bootstrap = self.state.bootstrap.subgroup(&name, &members)?;
+        let options: Options = self.state.options.clone();
+        Self::connect(bootstrap, Arc::clone(&self.cuda), options).map(Some)
+    }
+
+    /// Hands everything to the watchdog, which ends it after the last graph.
+    fn let_go(&mut self) -> Deferred {
+        let held = !self.info.token.is_sole_owner();
+        let deferred = match held {
+            true => {
+                let windows = self.windows.bytes();
+                Deferred {
+                    windows: windows.len(),
+                    mapped_bytes: windows.iter().map(|&bytes| self.info.mapped(bytes)).sum(),
+                    communicator: true,
+                }
+            }
+            false => Deferred::default(),
+        };
+        self.info.token = Memory::token(self.cuda.shared.id, || {});
+        if !held && !self.state.wait_ended(self.state.options.deadline) {
+            tracing::warn!("NCCL's communicator did not end within the deadline; it is leaked");
+        }
+        deferred
+    }
+}
+
+impl Communicator for NcclCommunicator {
+    fn info(&self) -> &CommInfo {
+        &self.info
+    }
+
+    fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
+        self.state.check_open()?;
+        self.check(ops).map_err(|error| self.state.named(error))?;
+        let enqueued = match ops.iter().any(is_empty) {
+            // SAFETY: By the caller.
+            false => unsafe { self.enqueue_checked(ops, stream) },
+            true => {
+                let full: Vec<_> = ops.iter().filter(|call| !is_empty(call)).copied().collect();
+                // SAFETY: By the caller.
+                unsafe { self.enqueue_checked(&full, stream) }
+            }
+        };
+        enqueued.map_err(|error| self.state.note(error))
+    }
+
+    fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
+        self.state.check_open()?;
+        self.exchange
+            .run(&self.state, Round::Agree, &mine.encode(), deadline)
+            .and_then(|all| all.iter().map(|bytes| Record::decode(bytes)).collect())
+            .map_err(|error: Error| self.state.note(error.during("agree")))
+    }
+
+    fn window_of(&self, addr: Addr, bytes: usize) -> Option<WindowSlice> {
+        self.windows.containing(addr, bytes)
+    }
+
+    fn symmetric(&mut self) -> Option<&mut dyn SymmetricMemory> {
+        match self.capabilities.symmetric {
+            Ok(()) => Some(&mut self.windows),
+            Err(_) => None,
+        }
+    }
+
+    /// Children are set up anew through the bootstrap, so that nothing of the parent is shared.
+    fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn Communicator>>> {
+        let child = self.child(color, key)?;
+        Ok(child.map(|child| Box::new(child) as Box<dyn Communicator>))
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        AbortHandle::new(Arc::new(NcclAbort(Arc::clone(&self.state))))
+    }
+
+    /// It waits for the work that this rank enqueued and then for all ranks to come here, each
+    /// within the deadline, and for no graph.
+    fn shutdown(&mut self) -> Result<Deferred> {
+        if self.state.is_closed() {
+            return Ok(Deferred::default());
+        }
+        let deadline = self.state.options.deadline;
+        let ready = match self.state.health() {
+            Err(error) => Err(error),
+            Ok(()) if !self.state.settle(deadline) => {
+                Err(self.state.health().err().unwrap_or_else(|| {
+                    let what =
+                        "operations were still running when the deadline of the shutdown passed";
+                    Error::from(Misuse::Other(what.to_owned())).poisoning()
+                }))
+            }
+            // Nobody deregisters a window that another rank still works on.
+            Ok(()) => self
+                .exchange
+                .run(&self.state, Round::Shutdown, &[], deadline)
+                .map(drop),
+        };
+        if let Err(error) = &ready {
+            self.state.fail(error);
+        }
+        self.state.close();
+        let deferred = self.let_go();
+        ready
+            .map(|()| deferred)
+            .map_err(|error| self.state.named(error.during("shutdown")))
+    }
+}
+
+impl Drop for NcclCommunicator {
+    fn drop(&mut self) {
+        if !self.state.is_closed() && !self.state.has_failed() {
+            let cause = "the rank dropped its communicator without shutting it down";
+            self.state.bootstrap.publish_failure(cause);
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! What a communicator, its watchdog, its abort handles and the graphs that use it share.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use collectives_core::addr::WindowId;
+use collectives_core::bootstrap::Bootstrap;
+use collectives_core::communicator::Abort;
+use collectives_core::error::{Error, ErrorKind, Result};
+use collectives_core::rank::{Rank, StreamId};
+use nccl_sys::{Comm, Nccl};
+
+use crate::device::garbage::ready;
+use crate::device::shared::Shared;
+use crate::device::stream::{CudaStream, StreamState};
+use crate::error::BACKEND;
+use crate::options::Options;
+use crate::window::Window;
+
+/// The shared part of one rank's end.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) nccl: &'static Nccl,
+    pub(crate) device: Arc<Shared>,
+    pub(crate) bootstrap: Arc<dyn Bootstrap>,
+    pub(crate) options: Options,
+    /// NCCL writes it at once when set-up begins, so that set-up can be aborted.
+    handle: AtomicPtr<c_void>,
+    /// Held while NCCL enqueues, so that an abort does not free the communicator under it.
+    gate: Mutex<()>,
+    failed: AtomicBool,
+    failure: Mutex<Option<Error>>,
+    closed: AtomicBool,
+    work: Work,
+    pub(crate) windows: Mutex<BTreeMap<WindowId, Window>>,
+    control: Mutex<Control>,
+    changed: Condvar,
+}
+
+/// What the watchdog is told and tells.
+#[derive(Debug, Default)]
+pub(crate) struct Control {
+    /// A blocking call of NCCL, and until when it may take.
+    pub(crate) blocked: Option<(Instant, &'static str)>,
+    /// Nobody owns the communicator any more.
+    pub(crate) unowned: bool,
+    /// NCCL's communicator is destroyed or aborted, or was never made.
+    pub(crate) ended: bool,
+}
+
+/// Work enqueued on this communicator.
+#[derive(Debug, Default)]
+struct Work {
+    enqueued: AtomicU64,
+    streams: Mutex<Vec<(StreamId, Weak<StreamState>)>>,
+}
+
+impl State {
+    pub(crate) fn new(
+        nccl: &'static Nccl,
+        device: Arc<Shared>,
+        bootstrap: Arc<dyn Bootstrap>,
+        options: Options,
+    ) -> Self {
+        Self {
+            nccl,
+            device,
+            bootstrap,
+            options,
+            handle: AtomicPtr::new(ptr::null_mut()),
+            gate: Mutex::new(()),
+            failed: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            closed: AtomicBool::new(false),
+            work: Work::default(),
+            windows: Mutex::default(),
+            control: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        self.bootstrap.rank()
+    }
+
+    /// Whether calls may be made.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Closed`], and the first failure.
+    #[inline]
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.failed.load(Ordering::Acquire) {
+            return Err(self.later_error());
+        }
+        if self.closed.load(Ordering::Acquire) {
+            return Err(self.named(Error::new(ErrorKind::Closed)));
+        }
+        Ok(())
+    }
+
+    /// The first failure.
+    pub(crate) fn health(&self) -> Result<()> {
+        match self.failed.load(Ordering::Acquire) {
+            true => Err(self.later_error()),
+            false => Ok(()),
+        }
+    }
+
+    /// What calls after the first failure get: what happened to others, or that it happened here.
+    fn later_error(&self) -> Error {
+        let failure = lock(&self.failure);
+        let error = match failure.as_ref().map(Error::kind) {
+            Some(ErrorKind::Poisoned { cause }) => ErrorKind::Poisoned {
+                cause: cause.clone(),
+            },
+            Some(kind @ (ErrorKind::Aborted { .. } | ErrorKind::PeerFailed { .. })) => kind.clone(),
+            Some(kind) => ErrorKind::Poisoned {
+                cause: kind.to_string(),
+            },
+            None => ErrorKind::Poisoned {
+                cause: "an earlier failure".to_owned(),
+            },
+        };
+        self.named(Error::new(error))
+    }
+
+    /// Notes a failure, tells the other ranks and has NCCL aborted; only the first counts.
+    pub(crate) fn fail(&self, error: &Error) {
+        let mut failure = lock(&self.failure);
+        if failure.is_some() {
+            return;
+        }
+        *failure = Some(error.clone());
+        self.failed.store(true, Ordering::Release);
+        drop(failure);
+        tracing::warn!(%error, rank = self.rank().0, "the communicator has failed");
+        for (_, stream) in &*lock(&self.work.streams) {
+            if let Some(stream) = stream.upgrade() {
+                stream.fail(error);
+            }
+        }
+        if !matches!(error.kind(), ErrorKind::PeerFailed { .. }) {
+            self.bootstrap.publish_failure(&error.kind().to_string());
+        }
+        self.wake();
+    }
+
+    /// Fails the communicator if the error says that something had moved.
+    pub(crate) fn note(&self, error: Error) -> Error {
+        if error.poisons() {
+            self.fail(&error);
+        }
+        self.named(error)
+    }
+
+    pub(crate) fn named(&self, error: Error) -> Error {
+        error.on_backend(BACKEND).on_rank(self.rank())
+    }
+
+    /// Refuses calls from now on; `false` if that was so already.
+    pub(crate) fn close(&self) -> bool {
+        !self.closed.swap(true, Ordering::AcqRel)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Where NCCL publishes its communicator.
+    pub(crate) fn slot(&self) -> *mut Comm {
+        self.handle.as_ptr().cast()
+    }
+
+    /// Runs a call of NCCL that does not wait for other ranks.
+    #[inline]
+    pub(crate) fn with_comm<R>(&self, call: impl FnOnce(&Nccl, Comm) -> Result<R>) -> Result<R> {
+        let _gate = lock(&self.gate);
+        self.check_open()?;
+        call(self.nccl, self.comm()?)
+    }
+
+    /// Runs a call of NCCL that waits for other ranks, and that the watchdog ends.
+    pub(crate) fn with_comm_blocking<R>(
+        &self,
+        what: &'static str,
+        call: impl FnOnce(&Nccl, Comm) -> Result<R>,
+    ) -> Result<R> {
+        self.check_open()?;
+        let comm = self.comm()?;
+        lock(&self.control).blocked = Some((Instant::now() + self.options.deadline, what));
+        let result = call(self.nccl, comm);
+        lock(&self.control).blocked = None;
+        match self.health() {
+            Ok(()) => result,
+            Err(error) => Err(error),
+        }
+    }
+
+    fn comm(&self) -> Result<Comm> {
+        let comm = Comm(self.handle.load(Ordering::Acquire));
+        match comm.is_null() {
+            true => Err(self.named(Error::new(ErrorKind::Closed))),
+            false => Ok(comm),
+        }
+    }
+
+    /// Notes work on a stream, whose end was marked if it is eager.
+    #[inline]
+    pub(crate) fn note_work(&self, stream: &CudaStream) {
+        use collectives_core::stream::StreamHandle;
+        self.work.enqueued.fetch_add(1, Ordering::Release);
+        let id = stream.id();
+        let mut streams = lock(&self.work.streams);
+        if streams.last().is_none_or(|(last, _)| *last != id) {
+            streams.retain(|(known, state)| *known != id && state.strong_count() > 0);
+            streams.push((id, Arc::downgrade(&stream.state)));
+        }
+    }
+
+    /// Whether all eager work enqueued so far has finished, and how much there was.
+    pub(crate) fn progress(&self) -> (bool, u64) {
+        let enqueued = self.work.enqueued.load(Ordering::Acquire);
+        let streams = lock(&self.work.streams).clone();
+        let driver = self.device.driver();
+        let finished = streams
+            .iter()
+            .filter_map(|(_, stream)| stream.upgrade())
+            .all(|stream| {
+                stream.tail().is_none_or(|tail| {
+                    // SAFETY: `cuEventQuery` (cuda.h, "Event Management"): the state keeps the event.
+                    ready(unsafe { driver.event_query(tail) }).unwrap_or(true)
+                })
+            });
+        (finished, enqueued)
+    }
+
+    /// Waits for the eager work that this rank enqueued.
+    pub(crate) fn settle(&self, deadline: Duration) -> bool {
+        let begun = Instant::now();
+        let Ok(_current) = self.device.context.enter_relaxed() else {
+            return true;
+        };
+        let mut pause = Duration::from_micros(20);
+        while !self.progress().0 {
+            if begun.elapsed() >= deadline || self.failed.load(Ordering::Acquire) {
+                return false;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(5));
+        }
+        true
+    }
+
+    /// Nobody owns the communicator any more; called by destructors, so it only tells.
+    pub(crate) fn disown(&self) {
+        lock(&self.control).unowned = true;
+        self.wake();
+    }
+
+    pub(crate) fn control(&self) -> MutexGuard<'_, Control> {
+        lock(&self.control)
+    }
+
+    /// Waits for a change of control, for at most this long.
+    pub(crate) fn wait(&self, pause: Duration) {
+        let control = lock(&self.control);
+        let failing = self.failed.load(Ordering::Acquire) && !control.ended && self.has_comm();
+        if !control.unowned && !failing {
+            drop(
+                self.changed
+                    .wait_timeout(control, pause)
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
+        }
+    }
+
+    /// Waits until NCCL's communicator has ended.
+    pub(crate) fn wait_ended(&self, deadline: Duration) -> bool {
+        let begun = Instant::now();
+        let mut control = lock(&self.control);
+        while !control.ended {
+            let left = deadline.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            control = self
+                .changed
+                .wait_timeout(control, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        true
+    }
+
+    pub(crate) fn set_ended(&self) {
+        lock(&self.control).ended = true;
+        self.changed.notify_all();
+    }
+
+    fn wake(&self) {
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn has_comm(&self) -> bool {
+        !self.handle.load(Ordering::Acquire).is_null()
+    }
+
+    /// Takes NCCL's communicator, to end it.
+    pub(crate) fn take_comm(&self) -> Option<Comm> {
+        let comm = Comm(self.handle.swap(ptr::null_mut(), Ordering::AcqRel));
+        (!comm.is_null()).then_some(comm)
+    }
+
+    /// Waits a little for a call of NCCL that enqueues to return.
+    pub(crate) fn wait_for_gate(&self, patience: Duration) -> Option<MutexGuard<'_, ()>> {
+        let begun = Instant::now();
+        while begun.elapsed() < patience {
+            match self.gate.try_lock() {
+                Ok(gate) => return Some(gate),
+                Err(std::sync::TryLockError::Poisoned(gate)) => return Some(gate.into_inner()),
+                Err(std::sync::TryLockError::WouldBlock) => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+        None
+    }
+}
+
+/// An abort handle's hold on a communicator.
+#[derive(Debug)]
+pub(crate) struct NcclAbort(pub(crate) Arc<State>);
+
+impl Abort for NcclAbort {
+    fn abort(&self, cause: &str) {
+        self.0.fail(&Error::new(ErrorKind::Aborted {
+            cause: cause.to_owned(),
+        }));
+    }
+
+    fn health(&self) -> Result<()> {
+        self.0.health()?;
+        match self.0.bootstrap.failure() {
+            Some((rank, _)) if rank == self.0.rank() && self.0.is_closed() => Ok(()),
+            Some((rank, cause)) => Err(self
+                .0
+                .named(Error::new(ErrorKind::PeerFailed { rank, cause }))),
+            None => Ok(()),
+        }
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,323 @@
+//! Windows of symmetric memory, and their registration on all ranks alike.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, MutexGuard};
+
+use collectives_core::addr::{Addr, Operand, WindowId, WindowSlice};
+use collectives_core::agreement::{mismatch, odd_one_out};
+use collectives_core::device::Device;
+use collectives_core::error::{Error, Field, Misuse, Result, Unsupported};
+use collectives_core::memory::{KeepAlive, Memory};
+use collectives_core::rank::{CommId, Rank};
+use collectives_core::symmetric::SymmetricMemory;
+use nccl_sys::WindowFlags;
+
+use crate::control::{Exchange, Round};
+use crate::convert;
+use crate::device::{CudaDevice, address};
+use crate::error::nccl_error;
+use crate::state::{State, lock};
+use crate::verdict::{self, Outcome};
+
+/// `NCCL_WIN_REQUIRED_ALIGNMENT`.
+const ALIGNMENT: usize = 4096;
+
+/// A registered window. It keeps the bytes mapped and is no owner of them.
+#[derive(Debug)]
+pub(crate) struct Window {
+    pub(crate) native: nccl_sys::Window,
+    base: Addr,
+    pub(crate) bytes: usize,
+    #[expect(dead_code, reason = "held for its drop, after the window's end")]
+    mapped: KeepAlive,
+}
+
+/// The windows of one communicator on one rank.
+#[derive(Debug)]
+pub(crate) struct Windows {
+    comm: CommId,
+    state: Arc<State>,
+    device: Arc<CudaDevice>,
+    exchange: Arc<Exchange>,
+    /// The next ordinal; never reused.
+    next: u64,
+}
+
+impl Windows {
+    pub(crate) fn new(
+        comm: CommId,
+        state: Arc<State>,
+        device: Arc<CudaDevice>,
+        exchange: Arc<Exchange>,
+    ) -> Self {
+        Self {
+            comm,
+            state,
+            device,
+            exchange,
+            next: 0,
+        }
+    }
+
+    fn live(&self) -> MutexGuard<'_, BTreeMap<WindowId, Window>> {
+        lock(&self.state.windows)
+    }
+
+    /// The window that wholly contains a range.
+    pub(crate) fn containing(&self, addr: Addr, bytes: usize) -> Option<WindowSlice> {
+        let live = self.live();
+        live.iter().find_map(|(id, window)| {
+            let offset = addr.value().checked_sub(window.base.value())?;
+            (offset.checked_add(bytes)? <= window.bytes).then_some(WindowSlice {
+                comm: self.comm,
+                window: *id,
+                offset,
+            })
+        })
+    }
+
+    /// Checks that an operand lies in the window it names.
+    #[inline]
+    pub(crate) fn check(&self, which: &'static str, operand: Operand) -> Result<()> {
+        let Some(slice) = operand.window else {
+            return Ok(());
+        };
+        let live = self.live();
+        let window = match live.get(&slice.window) {
+            Some(window) if slice.comm == self.comm => window,
+            _ => return Err(Misuse::UnknownWindow.into()),
+        };
+        let end = slice.offset.checked_add(operand.bytes);
+        if end.is_some_and(|end| end <= window.bytes)
+            && operand.addr == window.base.offset(slice.offset)
+        {
+            Ok(())
+        } else {
+            Err(Misuse::OutsideWindow { which }.into())
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.live().len()
+    }
+
+    /// Bytes of the windows there are.
+    pub(crate) fn bytes(&self) -> Vec<usize> {
+        self.live().values().map(|window| window.bytes).collect()
+    }
+
+    fn check_registrable(&self, memory: &Memory) -> Result<(), Outcome> {
+        if memory.device() != self.device.id() {
+            return Err(Outcome::WrongDevice);
+        }
+        let operand = Operand::new(memory.addr(), memory.bytes());
+        let overlaps = |window: &Window| operand.overlaps(Operand::new(window.base, window.bytes));
+        if self.live().values().any(overlaps) {
+            return Err(Outcome::AlreadyRegistered);
+        }
+        if memory.bytes() == 0 || !memory.addr().value().is_multiple_of(ALIGNMENT) {
+            return Err(Outcome::NotSymmetric);
+        }
+        if !self.is_suitable(memory) {
+            return Err(Outcome::NotSymmetric);
+        }
+        Ok(())
+    }
+
+    /// Whether the memory is physical memory that was mapped by somebody; memory of `cuMemAlloc`
+    /// would make NCCL fail half way.
+    fn is_suitable(&self, memory: &Memory) -> bool {
+        let shared = &self.device.shared;
+        let ours = shared
+            .blocks()
+            .is_ok_and(|blocks| blocks.find(memory.addr(), memory.bytes()).is_some());
+        if ours {
+            return true;
+        }
+        let Ok(_current) = shared.context.enter_relaxed() else {
+            return false;
+        };
+        let mut handle = 0;
+        let driver = shared.driver();
+        // SAFETY: `cuMemRetainAllocationHandle` (cuda.h, "Virtual Memory Management") takes any
+        // address and fails for memory that was made otherwise.
+        let retained = unsafe { driver.mem_retain_handle(&raw mut handle, memory.addr().as_ptr()) };
+        if retained.is_err() {
+            return false;
+        }
+        // SAFETY: `cuMemRelease` (same section) undoes the retain.
+        unsafe { driver.mem_release(handle) }.is_ok()
+    }
+
+    /// The words of all ranks after one round, or the same error everywhere.
+    fn round(&self, round: Round, local: &Result<(), Outcome>, word: u64) -> Result<Vec<u64>> {
+        let mine = verdict::encode(local, word);
+        let deadline = self.state.options.deadline;
+        let all = self.exchange.run(&self.state, round, &mine, deadline)?;
+        verdict::decode(&all)
+    }
+
+    fn register_checked(&mut self, memory: &Memory) -> Result<WindowId> {
+        let all = self.round(
+            Round::Register,
+            &self.check_registrable(memory),
+            memory.bytes() as u64,
+        )?;
+        if let Some((odd, usual)) = odd_one_out(&all) {
+            let (theirs, ours) = (all[odd].to_string(), all[usual].to_string());
+            return Err(mismatch(odd, Field::Bytes, theirs, ours));
+        }
+        let native = self.register_native(memory)?;
+        let local = match native.is_null() {
+            true => Err(Outcome::NullWindow),
+            false => Ok(()),
+        };
+        if let Err(error) = self.round(Round::Registered, &local, 0) {
+            if local.is_ok() {
+                self.deregister(native)?;
+            }
+            return Err(error);
+        }
+        let id = WindowId(self.next);
+        self.next += 1;
+        self.live().insert(
+            id,
+            Window {
+                native,
+                base: memory.addr(),
+                bytes: memory.bytes(),
+                mapped: memory.keep_alive(),
+            },
+        );
+        Ok(id)
+    }
+
+    /// Every rank comes here or none; a failure leaves NCCL in an unknown state.
+    fn register_native(&self, memory: &Memory) -> Result<nccl_sys::Window> {
+        let _current = self.device.shared.context.enter_relaxed()?;
+        let mut window = nccl_sys::Window::NULL;
+        self.state
+            .with_comm_blocking("registration", |nccl, comm| {
+                // SAFETY: `ncclCommWindowRegister` (nccl.h): the range is mapped until the window is
+                // gone, all ranks have agreed to call it, and the out pointer lives until it returns,
+                // because the communicator is a blocking one.
+                unsafe {
+                    nccl.comm_window_register(
+                        comm,
+                        memory.addr().as_ptr(),
+                        memory.bytes(),
+                        &raw mut window,
+                        WindowFlags::COLL_SYMMETRIC.0,
+                    )
+                }
+                .map_err(nccl_error)
+            })?;
+        Ok(window)
+    }
+
+    fn deregister(&self, native: nccl_sys::Window) -> Result<()> {
+        let _current = self.device.shared.context.enter_relaxed()?;
+        self.state.with_comm(|nccl, comm| {
+            // SAFETY: `ncclCommWindowDeregister` (nccl.h): registered with this communicator and
+            // not deregistered yet; no work uses it, as `retire` demands.
+            unsafe { nccl.comm_window_deregister(comm, native) }.map_err(nccl_error)
+        })
+    }
+
+    fn retire_checked(&mut self, window: WindowId) -> Result<()> {
+        let local = match self.live().contains_key(&window) {
+            true => Ok(()),
+            false => Err(Outcome::UnknownWindow),
+        };
+        let all = self.round(Round::Retire, &local, window.0)?;
+        if let Some((odd, usual)) = odd_one_out(&all) {
+            let (theirs, ours) = (all[odd].to_string(), all[usual].to_string());
+            return Err(mismatch(odd, Field::Window, theirs, ours));
+        }
+        let removed = self.live().remove(&window);
+        match removed {
+            Some(window) => self.deregister(window.native),
+            None => Ok(()),
+        }
+    }
+
+    fn peer(&self, window: WindowId, rank: Rank, offset: usize) -> Result<Addr> {
+        let world_size = self.state.bootstrap.world_size();
+        if rank.index() >= world_size {
+            return Err(Misuse::RankOutOfRange { rank, world_size }.into());
+        }
+        let live = self.live();
+        let window = live.get(&window).ok_or(Misuse::UnknownWindow)?;
+        if offset > window.bytes {
+            return Err(Misuse::OutOfBounds {
+                offset,
+                bytes: 0,
+                available: window.bytes,
+            }
+            .into());
+        }
+        let (native, peer) = (window.native, convert::rank(rank)?);
+        drop(live);
+        let _current = self.device.shared.context.enter_relaxed()?;
+        let mut pointer = std::ptr::null_mut();
+        self.state.with_comm(|nccl, _| {
+            // SAFETY: `ncclGetPeerDevicePointer` (nccl_device/core.h): the window is registered.
+            unsafe { nccl.get_peer_device_pointer(native, offset, peer, &raw mut pointer) }
+                .map_err(nccl_error)
+        })?;
+        if pointer.is_null() {
+            let text = format!("rank {rank} cannot be reached by loads and stores");
+            return Err(Error::unsupported(Unsupported::Operation(text)));
+        }
+        Ok(address(pointer.expose_provenance() as u64))
+    }
+
+    fn outcome<T>(&self, result: Result<T>, operation: &'static str) -> Result<T> {
+        result.map_err(|error| self.state.note(error.during(operation)))
+    }
+}
+
+impl SymmetricMemory for Windows {
+    fn allocate(&mut self, bytes: usize, extend: Option<WindowId>) -> Result<Memory> {
+        self.state.check_open()?;
+        let first = match extend {
+            None => None,
+            Some(window) => {
+                let live = self.live();
+                let window = live.get(&window).ok_or(Misuse::UnknownWindow)?;
+                let blocks = self.device.shared.blocks()?;
+                let why = "only memory that was allocated here can be extended";
+                Some(
+                    blocks
+                        .find(window.base, window.bytes)
+                        .ok_or(Misuse::NotRegistrable { why })?,
+                )
+            }
+        };
+        self.device
+            .allocate_symmetric(bytes, first, self.state.rank())
+            .map_err(|error| self.state.named(error.during("allocate")))
+    }
+
+    fn register(&mut self, memory: &Memory) -> Result<WindowId> {
+        self.state.check_open()?;
+        let registered = self.register_checked(memory);
+        self.outcome(registered, "register")
+    }
+
+    fn retire(&mut self, window: WindowId) -> Result<()> {
+        self.state.check_open()?;
+        let retired = self.retire_checked(window);
+        self.outcome(retired, "retire")
+    }
+
+    fn peer_address(&mut self, window: WindowId, rank: Rank, offset: usize) -> Result<Addr> {
+        self.state.check_open()?;
+        let peer = self.peer(window, rank, offset);
+        peer.map_err(|error| self.state.named(error.during("peer_address")))
+    }
+
+    fn window_count(&mut self) -> usize {
+        self.count()
+    }
+}

@@ -1,0 +1,2 @@
+//! GPU suite.
+fn main() {}
