@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 
 use collectives_core::collective::{Collective, Counts, Op};
-use collectives_core::error::{Error, ErrorKind, Result};
+use collectives_core::error::{Error, ErrorKind, Misuse, Result};
 
 use crate::capture::{Node, Prepared};
 use crate::endpoint::BACKEND;
@@ -111,12 +111,12 @@ fn own(counts: Counts<'_>) -> (Option<Box<[usize]>>, Counts<'static>) {
     }
 }
 
-/// A recorded call of `enqueue`. It keeps the windows it uses mapped, and the communicator's token
+/// A recorded call of `enqueue`. It keeps the windows it uses until they are retired, and the communicator's token
 /// is among what the graph owns; it does not keep the rank present.
 pub(crate) struct CollectiveNode {
     pub(crate) presence: Weak<Presence>,
     pub(crate) calls: Calls,
-    /// Held for their drop: a window that a graph holds stays mapped.
+    /// A window that a graph holds stays mapped over a shutdown; one that was retired is gone.
     pub(crate) windows: Vec<Arc<Window>>,
 }
 
@@ -125,6 +125,10 @@ impl Node for CollectiveNode {
         let closed = || Error::new(ErrorKind::Closed).on_backend(BACKEND);
         let presence = self.presence.upgrade().ok_or_else(closed)?;
         presence.endpoint().check_open()?;
+        if self.windows.iter().any(|window| window.is_retired()) {
+            // Its bytes may be somebody else's by now.
+            return Err(presence.endpoint().named(Misuse::UnknownWindow.into()));
+        }
         let ticket = Ticket::take(presence);
         // SAFETY: Who captured the call promised that the operands stay valid as long as the graph,
         // and who launches it that nothing unordered with the stream uses them.

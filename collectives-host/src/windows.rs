@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use collectives_core::addr::{Addr, Operand, WindowId, WindowSlice};
 use collectives_core::agreement::{mismatch, odd_one_out};
@@ -19,8 +19,8 @@ use crate::fabric::lock;
 use crate::model::Call;
 use crate::verdict::{self, Outcome};
 
-/// A registered window. Graphs that captured an operation on it hold it too, so that it keeps the
-/// bytes mapped as long as a replay may use them.
+/// A registered window. Graphs that captured an operation on it hold it too, so that a shutdown
+/// leaves it to them; one that is retired before goes at once, whatever graphs hold it.
 #[derive(Debug)]
 pub(crate) struct Window {
     pub(crate) id: WindowId,
@@ -28,7 +28,15 @@ pub(crate) struct Window {
     pub(crate) bytes: usize,
     /// Where each rank's part begins.
     peers: Box<[Addr]>,
-    _mapped: KeepAlive,
+    /// Keeps the bytes mapped until the window is retired.
+    mapped: Mutex<Option<KeepAlive>>,
+}
+
+impl Window {
+    /// Whether the window was retired, so that no replay may use it.
+    pub(crate) fn is_retired(&self) -> bool {
+        lock(&self.mapped).is_none()
+    }
 }
 
 /// The windows registered now, and the order of control calls.
@@ -144,7 +152,7 @@ impl Windows {
             base: memory.addr(),
             bytes: memory.bytes(),
             peers,
-            _mapped: memory.keep_alive(),
+            mapped: Mutex::new(Some(memory.keep_alive())),
         });
         let position = self
             .by_address
@@ -222,7 +230,11 @@ impl SymmetricMemory for Windows {
         }
         lock(&self.endpoint.fabric.flat[self.endpoint.rank.index()]).remove(window);
         self.by_address.retain(|other| other.id != window);
-        self.live.remove(&window);
+        if let Some(window) = self.live.remove(&window) {
+            // Dropped after the lock is free: the last owner's hook may run.
+            let mapped = lock(&window.mapped).take();
+            drop(mapped);
+        }
         Ok(())
     }
 

@@ -230,3 +230,40 @@ fn address_order_skew_and_multicast_change_no_result(#[values(false, true)] mult
         rig.comm.host_device().check_memory().unwrap();
     });
 }
+
+#[test]
+fn a_replay_on_a_window_that_was_retired_is_refused_and_its_bytes_are_gone() {
+    on_every_rank(2, |rig| {
+        let device = std::sync::Arc::clone(rig.comm.device());
+        let host = std::sync::Arc::clone(rig.comm.host_device());
+        let symmetric = rig.comm.symmetric().unwrap();
+        let memory = symmetric.allocate(1, None).unwrap();
+        let window = symmetric.register(&memory).unwrap();
+        let slice = rig.comm.window_of(memory.addr(), 64).unwrap();
+        let side = Operand::new(memory.addr(), 64).in_window(slice);
+        let sum = call(
+            Op::AllReduce(ReduceOp::Sum),
+            DType::U8,
+            side,
+            side,
+            Counts::Even(64),
+        );
+        let capture = collectives_core::graph::Capture::begin(&*device, &mut rig.stream).unwrap();
+        // SAFETY: The memory outlives every launch that is not refused.
+        unsafe { rig.comm.enqueue(&[sum], capture.stream()).unwrap() };
+        let mut graph = capture.end().unwrap().instantiate().unwrap();
+        graph.launch(&*device, &rig.stream).unwrap();
+        rig.barrier();
+        rig.comm.symmetric().unwrap().retire(window).unwrap();
+        drop(memory);
+        device.collect();
+        assert_eq!(
+            host.mapped_bytes(),
+            0,
+            "a graph does not keep a window that was retired"
+        );
+        let error = graph.launch(&*device, &rig.stream).unwrap_err();
+        assert_eq!(error.misuse(), Some(&Misuse::UnknownWindow));
+        rig.barrier();
+    });
+}
