@@ -7,8 +7,8 @@ use crate::queue::Queue;
 
 /// A position of a stream; complete when everything up to it has run.
 ///
-/// Events are taken in the order in which work is enqueued, and an event only refers to positions
-/// that are given out already, so that waits can never form a cycle.
+/// An event only refers to positions that are given out already, and who waits for one takes it
+/// before the position of the wait is given out, so that waits can never form a cycle.
 #[derive(Clone)]
 pub(crate) struct Event {
     queue: Arc<Queue>,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use collectives_core::addr::{WindowId, WindowSlice};
 use collectives_core::device::Device;
-use collectives_core::error::{Error, Misuse, Result};
+use collectives_core::error::{Error, ErrorKind, Misuse, Result};
 use collectives_core::memory::Memory;
 use collectives_core::rank::{CaptureId, CommId};
 use collectives_core::scratch::{Lease, LeaseHold, Site, SlotId};
@@ -184,11 +184,12 @@ impl Slot {
     /// Whether the capture that last used the slot goes on.
     pub(super) fn is_capturing(&self) -> bool {
         self.last_capture.as_ref().is_some_and(|(id, stream)| {
-            // A stream that cannot tell keeps the slot.
-            self.hold
-                .device
-                .capture_state(stream)
-                .map_or(true, |state| state == Some(*id))
+            match self.hold.device.capture_state(stream) {
+                Ok(state) => state == Some(*id),
+                // A capture that was invalidated has not ended. A stream that failed records
+                // nothing any more, and says so for ever.
+                Err(error) => matches!(error.kind(), ErrorKind::Capture(_)),
+            }
         })
     }
 

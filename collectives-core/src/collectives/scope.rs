@@ -65,7 +65,8 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             });
             (result, waited)
         };
-        self.host_stream = Some(stream);
+        // A stream keeps its asynchronous error, so one that failed is of no more use.
+        self.host_stream = waited.is_ok().then_some(stream);
         let result = result?;
         waited?;
         Ok(result)

@@ -1,5 +1,6 @@
 use std::sync::mpsc::channel;
 use std::thread;
+use std::time::Duration;
 
 use collectives_core::device::Device;
 use collectives_core::stream::Stream;
@@ -224,7 +225,7 @@ fn order_after_inline_work_of_another_thread_waits_for_it() {
             device.order(earlier, later).unwrap();
             sender.send(()).unwrap();
         });
-        thread::sleep(std::time::Duration::from_millis(10));
+        thread::sleep(Duration::from_millis(10));
         assert!(ordered.try_recv().is_err());
         gate.open();
         ordered.recv().unwrap();
@@ -293,4 +294,44 @@ fn streams_of_another_device_are_refused() {
     let fence = other.create_fence().unwrap();
     assert!(is_wrong(mine.wait(&fence, &own).unwrap_err()));
     assert!(is_wrong(mine.record(&fence, &own).unwrap_err()));
+}
+
+#[rstest]
+fn streams_that_are_ordered_after_each_other_by_two_threads_never_wait_in_a_ring(
+    #[values(StreamMode::Inline, StreamMode::Asynchronous)] mode: StreamMode,
+) {
+    let device = device();
+    let streams = [stream(&device, mode), stream(&device, mode)].map(Arc::new);
+    let (sender, done) = channel();
+    for first in 0..2 {
+        let (device, sender) = (Arc::clone(&device), sender.clone());
+        let own = Arc::clone(&streams[first]);
+        let other = Arc::clone(&streams[1 - first]);
+        thread::spawn(move || {
+            for _ in 0..20_000 {
+                device.order(&other, &own).unwrap();
+                enqueue(&device, &own, || Ok(())).unwrap();
+            }
+            device.synchronize(&own).unwrap();
+            sender.send(()).unwrap();
+        });
+    }
+    for _ in 0..2 {
+        done.recv_timeout(Duration::from_secs(20))
+            .expect("the threads wait for each other");
+    }
+}
+
+#[test]
+fn who_is_ordered_after_a_stream_that_failed_goes_on() {
+    let device = device();
+    let failed = stream(&device, StreamMode::Asynchronous);
+    enqueue(&device, &failed, || Err(failure())).unwrap();
+    assert!(device.synchronize(&failed).is_err());
+    let fence = device.create_fence().unwrap();
+    let other = stream(&device, StreamMode::Asynchronous);
+    device.record_eager(&fence, &failed).unwrap();
+    device.wait(&fence, &other).unwrap();
+    device.order(&failed, &other).unwrap();
+    device.synchronize(&other).unwrap();
 }
