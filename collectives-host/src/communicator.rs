@@ -31,7 +31,8 @@ use crate::windows::{Window, Windows};
 /// One rank's end of a communicator of this backend.
 ///
 /// Every operation is one meeting of all ranks, on the host, that compares what each rank asked for:
-/// ranks that disagree, that come late or never get the same typed error. See [`Communicator`].
+/// ranks that disagree, that come late or never get the same typed error. One that is captured is
+/// a meeting too, in which nothing moves. See [`Communicator`].
 ///
 /// # Dropping it
 ///
@@ -178,6 +179,11 @@ impl HostCommunicator {
     ///
     /// As for [`Communicator::enqueue`]; the calls were checked, and none is empty.
     unsafe fn enqueue_checked(&self, calls: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
+        if self.device.capture_state(stream)?.is_some() {
+            // Without the turn, so that nobody who looks at the stream waits for a peer.
+            let endpoint: &Endpoint = self.endpoint();
+            endpoint.compare_captured(&Ticket::take(endpoint), calls)?;
+        }
         match self.host.turn(stream)? {
             Turn::Inline(_turn) => {
                 let endpoint: &Endpoint = self.endpoint();

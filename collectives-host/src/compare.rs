@@ -4,7 +4,7 @@ use collectives_core::agreement::{mismatch, odd_one_out};
 use collectives_core::collective::OpKind;
 use collectives_core::error::{Field, Result};
 
-use crate::post::{GROUP, Head, Post, Side, UNEVEN, WINDOWS};
+use crate::post::{CAPTURED, GROUP, Head, Post, Side, UNEVEN, WINDOWS};
 
 /// The posts of all ranks for one operation.
 pub(crate) trait Posts {
@@ -12,8 +12,18 @@ pub(crate) trait Posts {
     fn post(&self, rank: usize) -> &Post;
 }
 
-/// Checks that all ranks posted groups of one length, or single operations; gives that length.
-pub(crate) fn group_lengths(posts: &impl Posts) -> Result<()> {
+/// Checks that all ranks capture, or none, and that all posted groups of one length, or single
+/// operations.
+pub(crate) fn shapes(posts: &impl Posts) -> Result<()> {
+    equal(
+        posts,
+        Field::Capture,
+        |post| post.head.is(CAPTURED),
+        |post| match post.head.is(CAPTURED) {
+            true => "capturing".to_owned(),
+            false => "not capturing".to_owned(),
+        },
+    )?;
     equal(posts, Field::GroupLength, group_length, |post| {
         group_length(post).to_string()
     })

@@ -19,7 +19,7 @@ use crate::fabric::Fabric;
 use crate::flat;
 use crate::meeting::Meeting;
 use crate::model::DeviceModel;
-use crate::post::{INLINE, Post, SMALL};
+use crate::post::{CAPTURED, INLINE, Post, SMALL};
 use crate::reduce::Scratch;
 use crate::tickets::{Ticket, Tickets};
 use crate::view::{Leave, Member, Single};
@@ -175,9 +175,42 @@ impl Endpoint {
         self.drift(seat);
         let result = match calls {
             // SAFETY: By the caller.
-            [call] if !call.kind().is_point_to_point() => unsafe { self.single(seat, call) },
+            [call] if !call.kind().is_point_to_point() => unsafe {
+                self.single::<false>(seat, call)
+            },
             // SAFETY: By the caller.
             calls => unsafe { self.group(seat, calls) },
+        };
+        result.map_err(|error| self.context(error, calls))
+    }
+
+    /// Meets the other ranks over operations that are being captured, so that ranks that disagree
+    /// find out now and not in a replay. Nothing moves, and messages are left to their replays.
+    pub(crate) fn compare_captured<T: AsRef<Tickets>>(
+        &self,
+        ticket: &Ticket<T>,
+        calls: &[Collective<'_>],
+    ) -> Result<()> {
+        let collectives: Vec<_> = calls
+            .iter()
+            .filter(|call| !call.kind().is_point_to_point())
+            .collect();
+        if collectives.is_empty() {
+            return Ok(());
+        }
+        let broken = || self.fabric.is_broken().then(|| self.refusal());
+        let _turn = ticket.turn(broken)?;
+        if let Some(error) = broken() {
+            return Err(error);
+        }
+        // SAFETY: The turn is this operation's alone.
+        let seat = unsafe { &mut *self.seat.get() };
+        self.drift(seat);
+        let result = match collectives.as_slice() {
+            // SAFETY: Captured operations touch no operand.
+            [call] => unsafe { self.single::<true>(seat, call) },
+            // SAFETY: As above.
+            calls => unsafe { self.several::<true>(seat, calls) },
         };
         result.map_err(|error| self.context(error, calls))
     }
@@ -220,15 +253,20 @@ impl Endpoint {
 
     /// # Safety
     ///
-    /// As for [`Endpoint::run`].
-    unsafe fn single(&self, seat: &mut Seat, call: &Collective<'_>) -> Result<()> {
+    /// As for [`Endpoint::run`], unless the operation is captured: that one is only compared.
+    unsafe fn single<const IS_CAPTURED: bool>(
+        &self,
+        seat: &mut Seat,
+        call: &Collective<'_>,
+    ) -> Result<()> {
         let meeting = self.meeting(seat);
-        let inline =
-            !(self.model.multicast() && (call.send.window.is_some() || call.recv.window.is_some()));
+        let inline = !IS_CAPTURED
+            && !(self.model.multicast()
+                && (call.send.window.is_some() || call.recv.window.is_some()));
         let leave = Leave(&meeting);
         if meeting.is_open() {
             // SAFETY: By the caller; the slot is this rank's own.
-            unsafe { self.announce(&meeting, call, inline) };
+            unsafe { self.announce::<IS_CAPTURED>(&meeting, call, inline) };
         }
         meeting.meet()?;
         let posts = Single {
@@ -239,11 +277,13 @@ impl Endpoint {
         let result = if posts.all_plain_alike(&mut stay) {
             Ok(())
         } else {
-            compare::group_lengths(&posts).and_then(|()| compare::operations(&posts))
+            compare::shapes(&posts).and_then(|()| compare::operations(&posts))
         };
-        // SAFETY: By the caller, and all ranks said the same.
-        let result =
-            result.and_then(|()| unsafe { exchange::run(&posts, call, &mut seat.scratch) });
+        let result = match result {
+            // SAFETY: By the caller, and all ranks said the same.
+            Ok(()) if !IS_CAPTURED => unsafe { exchange::run(&posts, call, &mut seat.scratch) },
+            compared => compared,
+        };
         leave.now(stay || result.is_err());
         result
     }
@@ -254,11 +294,19 @@ impl Endpoint {
     ///
     /// As for [`Endpoint::run`], and nobody has given up on this rank.
     #[inline]
-    unsafe fn announce(&self, meeting: &Meeting<'_>, call: &Collective<'_>, inline: bool) {
+    unsafe fn announce<const IS_CAPTURED: bool>(
+        &self,
+        meeting: &Meeting<'_>,
+        call: &Collective<'_>,
+        inline: bool,
+    ) {
         let slot = meeting.slot(self.rank.index());
         // SAFETY: Everybody has left the operation two before this one, so nobody reads the slot.
         let post = unsafe { &mut *slot.post() };
         post.fill(call, self.rank, self.fabric.world_size(), inline);
+        if IS_CAPTURED {
+            post.head.flags |= CAPTURED;
+        }
         if post.head.is(INLINE) && call.send.bytes > 0 {
             let target = match call.send.bytes {
                 0..=SMALL => post.small.as_mut_ptr(),
@@ -284,9 +332,9 @@ impl Endpoint {
         let met = match collectives.as_slice() {
             [] => Ok(()),
             // SAFETY: By the caller.
-            [call] => unsafe { self.single(seat, call) },
+            [call] => unsafe { self.single::<false>(seat, call) },
             // SAFETY: By the caller.
-            calls => unsafe { self.several(seat, calls) },
+            calls => unsafe { self.several::<false>(seat, calls) },
         };
         let delivered = posted.wait(self);
         met.and(delivered)
@@ -294,15 +342,22 @@ impl Endpoint {
 
     /// # Safety
     ///
-    /// As for [`Endpoint::run`].
-    unsafe fn several(&self, seat: &mut Seat, calls: &[&Collective<'_>]) -> Result<()> {
+    /// As for [`Endpoint::single`].
+    unsafe fn several<const IS_CAPTURED: bool>(
+        &self,
+        seat: &mut Seat,
+        calls: &[&Collective<'_>],
+    ) -> Result<()> {
         let meeting = self.meeting(seat);
         let world_size = self.fabric.world_size();
         let post = |call: &&Collective<'_>| Post::of_member(call, self.rank, world_size);
         seat.posts.clear();
         seat.posts.extend(calls.iter().map(post));
         if meeting.is_open() {
-            let post = Post::of_group(calls.len(), seat.posts.as_ptr());
+            let mut post = Post::of_group(calls.len(), seat.posts.as_ptr());
+            if IS_CAPTURED {
+                post.head.flags |= CAPTURED;
+            }
             // SAFETY: Everybody has left the operation two before this one.
             unsafe { meeting.slot(self.rank.index()).post().write(post) };
         }
@@ -317,11 +372,11 @@ impl Endpoint {
             meeting: &meeting,
             endpoint: self,
         };
-        let mut result = compare::group_lengths(&single);
+        let mut result = compare::shapes(&single);
         for index in 0..calls.len() {
             result = result.and_then(|()| compare::operations(&each(index)));
         }
-        for (index, call) in calls.iter().enumerate() {
+        for (index, call) in calls.iter().enumerate().filter(|_| !IS_CAPTURED) {
             // SAFETY: By the caller, and all ranks said the same.
             result = result
                 .and_then(|()| unsafe { exchange::run(&each(index), call, &mut seat.scratch) });

@@ -28,6 +28,8 @@ pub(crate) const WINDOWS: u8 = 2;
 pub(crate) const UNEVEN: u8 = 4;
 /// The post stands for a group: `count` posts at `counts`.
 pub(crate) const GROUP: u8 = 8;
+/// The operation is recorded and not run.
+pub(crate) const CAPTURED: u8 = 16;
 
 /// What must be equal on all ranks and fits into a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -46,7 +46,7 @@ pub(crate) fn on_every_rank<R: Send>(
     world_size: usize,
     body: impl Fn(&mut Rig) -> R + Sync,
 ) -> Vec<R> {
-    within(world_size, Duration::from_secs(60), body)
+    within(world_size, Duration::from_secs(20), body)
 }
 
 pub(crate) fn within<R: Send>(

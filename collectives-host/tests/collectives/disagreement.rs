@@ -5,6 +5,7 @@ use collectives_core::collective::{Collective, Counts, Op};
 use collectives_core::communicator::Communicator;
 use collectives_core::dtype::DType;
 use collectives_core::error::{ErrorKind, Field, Misuse};
+use collectives_core::graph::Capture;
 use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
 use rstest::rstest;
@@ -239,6 +240,69 @@ fn on_one_operation_of_a_group() {
             ]
         },
     );
+}
+
+#[rstest]
+fn on_whether_they_capture(#[values(1, 2)] calls: usize, #[values(8, 1 << 15)] len: usize) {
+    let kinds = on_every_rank(3, |rig| {
+        let device = std::sync::Arc::clone(rig.comm.device());
+        let mut bytes = vec![1_u8; len];
+        let sum = reduce(ReduceOp::Sum, DType::U8, &mut bytes, len);
+        let ops = [Collective::BARRIER, sum];
+        let ops = &ops[2 - calls..];
+        let error = if rig.rank() == 1 {
+            let capture = Capture::begin(&*device, &mut rig.stream).unwrap();
+            // SAFETY: The operand outlives the graph.
+            let error = unsafe { rig.comm.enqueue(ops, capture.stream()) };
+            assert_eq!(capture.end().unwrap().node_count(), 0, "nothing recorded");
+            error.unwrap_err()
+        } else {
+            rig.run(ops).unwrap_err()
+        };
+        assert_eq!(bytes, vec![1; len], "no data moved");
+        assert!(!error.poisons());
+        works(rig);
+        error.kind().clone()
+    });
+    for kind in kinds {
+        assert_eq!(
+            kind,
+            ErrorKind::Mismatch {
+                rank: Rank(1),
+                field: Field::Capture,
+                theirs: "capturing".to_owned(),
+                ours: "not capturing".to_owned(),
+            }
+        );
+    }
+}
+
+#[test]
+fn on_what_they_capture() {
+    on_every_rank(3, |rig| {
+        let device = std::sync::Arc::clone(rig.comm.device());
+        let mut bytes = vec![1_u8; 64];
+        let len = if rig.rank() == 1 { 63 } else { 64 };
+        let odd = reduce(ReduceOp::Sum, DType::U8, &mut bytes, len);
+        let good = reduce(ReduceOp::Sum, DType::U8, &mut bytes, 64);
+        let capture = Capture::begin(&*device, &mut rig.stream).unwrap();
+        // SAFETY: The operands outlive the graph.
+        let error = unsafe { rig.comm.enqueue(&[odd], capture.stream()) };
+        assert!(matches!(
+            error.unwrap_err().kind(),
+            ErrorKind::Mismatch {
+                rank: Rank(1),
+                field: Field::Count,
+                ..
+            }
+        ));
+        // SAFETY: As above.
+        unsafe { rig.comm.enqueue(&[good], capture.stream()) }.unwrap();
+        let mut graph = capture.end().unwrap().instantiate().unwrap();
+        graph.launch(&*device, &rig.stream).unwrap();
+        device.synchronize(&rig.stream).unwrap();
+        assert_eq!(bytes, [3; 64]);
+    });
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn a_late_rank_gets_the_same_timeout_and_the_next_call_works(
             thread::sleep(SHORT * 4);
         }
         let first = sum(rig, len).unwrap_err();
-        rig.comm.set_deadline(Duration::from_secs(60));
+        rig.comm.set_deadline(Duration::from_secs(20));
         for _ in 0..5 {
             assert_eq!(usize::from(sum(rig, len).unwrap()), ranks);
         }
@@ -64,7 +64,7 @@ fn a_rank_that_is_several_calls_behind_catches_up() {
         let errors: Vec<_> = (0..3)
             .map(|_| sum(rig, 5000).unwrap_err().kind().clone())
             .collect();
-        rig.comm.set_deadline(Duration::from_secs(60));
+        rig.comm.set_deadline(Duration::from_secs(20));
         assert_eq!(sum(rig, 5000).unwrap(), 3);
         errors
     });
@@ -96,7 +96,7 @@ fn arriving_at_the_deadline_never_splits_the_ranks() {
 fn a_rank_that_panics_fails_the_others_at_once() {
     let begun = Instant::now();
     let failed = AtomicUsize::new(0);
-    let world = HostWorld::new(3);
+    let world = HostWorld::new(3).deadline(Duration::from_secs(20));
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         world.run(|comm| {
             let mut rig = Rig::new(comm);
@@ -111,7 +111,7 @@ fn a_rank_that_panics_fails_the_others_at_once() {
             );
             let error = rig
                 .comm
-                .agree(&Record::new(), Duration::from_secs(60))
+                .agree(&Record::new(), Duration::from_secs(20))
                 .unwrap_err();
             assert!(
                 matches!(error.kind(), ErrorKind::PeerFailed { rank: Rank(1), .. }),
@@ -129,7 +129,10 @@ fn a_rank_that_panics_fails_the_others_at_once() {
 
 #[test]
 fn a_rank_that_leaves_without_shutdown_fails_who_waits_for_it() {
-    let mut ends = HostWorld::new(2).connect().unwrap();
+    let mut ends = HostWorld::new(2)
+        .deadline(Duration::from_secs(20))
+        .connect()
+        .unwrap();
     let second = ends.pop().unwrap();
     let mut rig = Rig::new(ends.pop().unwrap());
     thread::scope(|scope| {
@@ -166,7 +169,7 @@ fn a_rank_that_shuts_down_fails_who_waits_for_it_but_not_who_does_not() {
 
 #[test]
 fn an_abort_ends_blocked_and_later_calls() {
-    let errors = within(3, Duration::from_secs(60), |rig| {
+    let errors = within(3, Duration::from_secs(20), |rig| {
         let handle = rig.comm.abort_handle();
         if rig.rank() == 2 {
             thread::sleep(SHORT);
@@ -190,7 +193,10 @@ fn an_abort_ends_blocked_and_later_calls() {
 
 #[test]
 fn a_blocked_rank_is_aborted_from_another_thread_of_its_own() {
-    let mut ends = HostWorld::new(2).connect().unwrap();
+    let mut ends = HostWorld::new(2)
+        .deadline(Duration::from_secs(20))
+        .connect()
+        .unwrap();
     let _second = ends.pop();
     let mut rig = Rig::new(ends.pop().unwrap());
     let handle = rig.comm.abort_handle();
@@ -207,7 +213,7 @@ fn a_blocked_rank_is_aborted_from_another_thread_of_its_own() {
 #[test]
 fn an_abort_racing_with_operations_never_splits_the_ranks() {
     for round in 0..60 {
-        let results = within(3, Duration::from_secs(60), |rig| {
+        let results = within(3, Duration::from_secs(20), |rig| {
             let handle = rig.comm.abort_handle();
             thread::scope(|scope| {
                 if rig.rank() == 0 {
@@ -272,7 +278,7 @@ fn a_control_call_that_differs_between_ranks_is_a_mismatch_and_no_hang() {
     let kinds = on_every_rank(2, |rig| {
         let error = if rig.rank() == 0 {
             rig.comm
-                .agree(&Record::new(), Duration::from_secs(60))
+                .agree(&Record::new(), Duration::from_secs(20))
                 .unwrap_err()
         } else {
             let memory = rig.comm.symmetric().unwrap().allocate(1, None).unwrap();
@@ -280,7 +286,7 @@ fn a_control_call_that_differs_between_ranks_is_a_mismatch_and_no_hang() {
         };
         assert!(
             rig.comm
-                .agree(&Record::new(), Duration::from_secs(60))
+                .agree(&Record::new(), Duration::from_secs(20))
                 .is_ok()
         );
         error.kind().clone()

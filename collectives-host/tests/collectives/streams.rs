@@ -1,5 +1,7 @@
 //! Asynchronous streams, several streams of one rank, and graphs.
 
+use std::time::Duration;
+
 use collectives_core::collective::{Collective, Counts, Op};
 use collectives_core::communicator::Communicator;
 use collectives_core::dtype::DType;
@@ -16,7 +18,9 @@ use crate::common::{Rig, call, on_every_rank, operand};
 const SUM: Op<'static> = Op::AllReduce(ReduceOp::Sum);
 
 fn with_streams<R: Send>(mode: StreamMode, body: impl Fn(&mut Rig) -> R + Sync) -> Vec<R> {
-    let world = HostWorld::new(3).model(move |_| DeviceModel::new().with_stream_mode(mode));
+    let world = HostWorld::new(3)
+        .model(move |_| DeviceModel::new().with_stream_mode(mode))
+        .deadline(Duration::from_secs(20));
     world.run(|comm| {
         let mut rig = Rig::new(comm);
         let result = body(&mut rig);
