@@ -2,16 +2,22 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::sync::Arc;
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use collectives_alloc::config::ScratchConfig;
 use collectives_alloc::exact::Exact;
 use collectives_alloc::geometric::Geometric;
 use collectives_alloc::geometric_class::GeometricClass;
 use collectives_alloc::options::Options;
 use collectives_alloc::policy::Policy;
 use collectives_alloc::pool::Pool;
+use collectives_alloc::recorded::Recorded;
+use collectives_alloc::registry;
 use collectives_alloc::replace::Replace;
+use collectives_alloc::replay::Replay;
+use collectives_alloc::trace;
 use collectives_core::buffer::Buffer;
 use collectives_core::collectives::Collectives;
 use collectives_core::communicator::Communicator;
@@ -25,11 +31,14 @@ use collectives_core::scratch::Request;
 use collectives_core::stream::Stream;
 use collectives_host::communicator::HostCommunicator;
 use collectives_host::device::HostDevice;
-use collectives_host::model::{AddressOrder, DeviceModel};
+use collectives_host::model::StreamMode::{self, Asynchronous, Inline};
+use collectives_host::model::{AddressOrder, Call as HostCall, DeviceModel};
 use collectives_host::world::HostWorld;
 use rstest::rstest;
 
 const GRANULE: usize = 2 << 20;
+/// How long ranks wait for each other.
+const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A rank: its handle, its device and a stream.
 struct Setup {
@@ -118,7 +127,11 @@ impl Setup {
 }
 
 /// Ranks that differ in whatever ranks may differ in, on memory that finds stale uses.
-fn hostile(rank: Rank) -> DeviceModel {
+fn hostile(mode: StreamMode) -> impl Fn(Rank) -> DeviceModel + Sync {
+    move |rank| hostile_rank(rank).with_stream_mode(mode)
+}
+
+fn hostile_rank(rank: Rank) -> DeviceModel {
     let order = if rank.0.is_multiple_of(2) {
         AddressOrder::Descending
     } else {
@@ -130,6 +143,8 @@ fn hostile(rank: Rank) -> DeviceModel {
         .with_poison(0xdb)
         .with_quarantine(64 << 20)
         .with_destructor_delay(Duration::from_millis(u64::from(rank.0)))
+        .with_budget((256 << 20) + rank.index() * GRANULE)
+        .with_skew(Duration::from_micros(100), u64::from(rank.0))
 }
 
 fn boxed(policy: impl Policy + 'static) -> Box<dyn Policy> {
@@ -140,26 +155,30 @@ fn boxed(policy: impl Policy + 'static) -> Box<dyn Policy> {
 #[rstest]
 fn old_graphs_replay_exactly_after_any_growth_on_any_stream(
     #[values("exact", "replace", "geometric", "geometric-class")] name: &str,
+    #[values(Inline, Asynchronous)] mode: StreamMode,
 ) {
-    HostWorld::new(3).model(hostile).run(|comm| {
-        let mut on = Setup::new(comm, policy(name));
-        let other = on.device.create_stream().unwrap();
-        let mut graphs: Vec<_> = [4096, 64 << 10].map(|bytes| on.capture(bytes)).into();
-        for (round, bytes) in [1 << 20, 3 << 20, 5 << 20, 9 << 20].into_iter().enumerate() {
-            on.eager(bytes);
-            for graph in &mut graphs {
-                on.replay(graph, 2 * round, &on.stream);
-                on.replay(graph, 2 * round + 1, &other);
+    HostWorld::new(3)
+        .model(hostile(mode))
+        .deadline(DEADLINE)
+        .run(|comm| {
+            let mut on = Setup::new(comm, policy(name));
+            let other = on.device.create_stream().unwrap();
+            let mut graphs: Vec<_> = [4096, 64 << 10].map(|bytes| on.capture(bytes)).into();
+            for (round, bytes) in [1 << 20, 3 << 20, 5 << 20, 9 << 20].into_iter().enumerate() {
+                on.eager(bytes);
+                for graph in &mut graphs {
+                    on.replay(graph, 2 * round, &on.stream);
+                    on.replay(graph, 2 * round + 1, &other);
+                }
             }
-        }
-        on.host.check_memory().unwrap();
-        drop(graphs);
-        let _ = on.collectives.close().unwrap();
-        on.host.wait_for_destructors();
-        on.device.collect();
-        on.host.check_memory().unwrap();
-        assert_eq!(on.host.mapped_bytes(), 0);
-    });
+            on.host.check_memory().unwrap();
+            drop(graphs);
+            let _ = on.collectives.close().unwrap();
+            on.host.wait_for_destructors();
+            on.device.collect();
+            on.host.check_memory().unwrap();
+            assert_eq!(on.host.mapped_bytes(), 0);
+        });
 }
 
 fn policy(name: &str) -> Box<dyn Policy> {
@@ -172,39 +191,44 @@ fn policy(name: &str) -> Box<dyn Policy> {
 }
 
 // invariants 9 and 38
-#[test]
-fn bytes_come_back_at_the_first_collective_point_after_the_last_rank_let_its_graph_go() {
-    HostWorld::new(4).model(hostile).run(|comm| {
-        let mut on = Setup::new(comm, policy("replace"));
-        let mut first = Some(on.capture(1 << 20));
-        let mut second = Some(on.capture(3 << 20));
-        on.eager(9 << 20);
-        assert_eq!(
-            on.host.mapped_bytes(),
-            GRANULE + 2 * GRANULE + 10 * (1 << 20)
-        );
-        assert_eq!(
-            on.host.mapped_bytes(),
-            on.collectives.stats().mapped_bytes()
-        );
-        // Ranks let their graphs go in another order.
-        let (early, late) = if on.rank.is_multiple_of(2) {
-            (&mut first, &mut second)
-        } else {
-            (&mut second, &mut first)
-        };
-        *early = None;
-        on.host.wait_for_destructors();
-        on.eager(11 << 20);
-        let mapped = on.collectives.stats().mapped_bytes();
-        assert_eq!(mapped, 3 * GRANULE + 10 * GRANULE, "some rank holds either");
-        *late = None;
-        on.host.wait_for_destructors();
-        let trimmed = on.collectives.trim().unwrap();
-        assert_eq!((trimmed.slots, trimmed.held_bytes), (3, 0));
-        assert_eq!(on.host.mapped_bytes(), 0);
-        on.eager(1 << 20);
-    });
+#[rstest]
+fn bytes_come_back_at_the_first_collective_point_after_the_last_rank_let_its_graph_go(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    HostWorld::new(4)
+        .model(hostile(mode))
+        .deadline(DEADLINE)
+        .run(|comm| {
+            let mut on = Setup::new(comm, policy("replace"));
+            let mut first = Some(on.capture(1 << 20));
+            let mut second = Some(on.capture(3 << 20));
+            on.eager(9 << 20);
+            assert_eq!(
+                on.host.mapped_bytes(),
+                GRANULE + 2 * GRANULE + 10 * (1 << 20)
+            );
+            assert_eq!(
+                on.host.mapped_bytes(),
+                on.collectives.stats().mapped_bytes()
+            );
+            // Ranks let their graphs go in another order.
+            let (early, late) = if on.rank.is_multiple_of(2) {
+                (&mut first, &mut second)
+            } else {
+                (&mut second, &mut first)
+            };
+            *early = None;
+            on.host.wait_for_destructors();
+            on.eager(11 << 20);
+            let mapped = on.collectives.stats().mapped_bytes();
+            assert_eq!(mapped, 3 * GRANULE + 10 * GRANULE, "some rank holds either");
+            *late = None;
+            on.host.wait_for_destructors();
+            let trimmed = on.collectives.trim().unwrap();
+            assert_eq!((trimmed.slots, trimmed.held_bytes), (3, 0));
+            assert_eq!(on.host.mapped_bytes(), 0);
+            on.eager(1 << 20);
+        });
 }
 
 // invariants 8 and 10
@@ -213,30 +237,38 @@ fn bytes_come_back_at_the_first_collective_point_after_the_last_rank_let_its_gra
 #[case::geometric_class("geometric-class", (15_728_640, 16_777_216, 4))]
 #[case::geometric("geometric", (14_680_064, 14_680_064, 3))]
 #[case::replace("replace", (14_680_064, 14_680_064, 3))]
-fn the_seed_trace_comes_to_its_table(#[case] name: &str, #[case] expected: (usize, usize, u64)) {
-    let figures = HostWorld::new(4).run(|comm| {
-        let mut on = Setup::new(comm, policy(name));
-        let padded = |tokens: usize| tokens.next_multiple_of(64) * 10_240;
-        let mut graphs: Vec<_> = [1, 8, 64, 128, 256]
-            .map(|batch| on.capture(padded(batch)))
-            .into();
-        let prompts = [
-            37, 64, 101, 150, 192, 230, 300, 350, 410, 480, 505, 570, 640, 655, 700, 768,
-        ];
-        for prompt in prompts.into_iter().chain(prompts) {
-            on.eager(padded(prompt));
-        }
-        for graph in &mut graphs {
-            on.replay(graph, 0, &on.stream);
-        }
-        let stats = on.collectives.stats();
-        assert_eq!(stats.mapped_bytes(), on.host.mapped_bytes());
-        (
-            stats.capacity_bytes(),
-            stats.mapped_bytes(),
-            stats.registrations,
-        )
-    });
+fn the_seed_trace_comes_to_its_table(
+    #[case] name: &str,
+    #[case] expected: (usize, usize, u64),
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    let model = move |_| DeviceModel::new().with_stream_mode(mode);
+    let figures = HostWorld::new(4)
+        .model(model)
+        .deadline(DEADLINE)
+        .run(|comm| {
+            let mut on = Setup::new(comm, policy(name));
+            let padded = |tokens: usize| tokens.next_multiple_of(64) * 10_240;
+            let mut graphs: Vec<_> = [1, 8, 64, 128, 256]
+                .map(|batch| on.capture(padded(batch)))
+                .into();
+            let prompts = [
+                37, 64, 101, 150, 192, 230, 300, 350, 410, 480, 505, 570, 640, 655, 700, 768,
+            ];
+            for prompt in prompts.into_iter().chain(prompts) {
+                on.eager(padded(prompt));
+            }
+            for graph in &mut graphs {
+                on.replay(graph, 0, &on.stream);
+            }
+            let stats = on.collectives.stats();
+            assert_eq!(stats.mapped_bytes(), on.host.mapped_bytes());
+            (
+                stats.capacity_bytes(),
+                stats.mapped_bytes(),
+                stats.registrations,
+            )
+        });
     assert_eq!(figures, [expected; 4]);
 }
 
@@ -244,19 +276,26 @@ fn the_seed_trace_comes_to_its_table(#[case] name: &str, #[case] expected: (usiz
 #[rstest]
 fn a_device_out_of_memory_on_any_rank_fails_alike_everywhere_and_smaller_works(
     #[values(0, 1, 2)] poor: u32,
+    #[values(Inline, Asynchronous)] mode: StreamMode,
 ) {
-    let model = move |rank: Rank| match rank.0 == poor {
-        true => DeviceModel::new().with_budget(9 * GRANULE),
-        false => DeviceModel::new(),
+    let model = move |rank: Rank| {
+        let model = DeviceModel::new().with_stream_mode(mode);
+        match rank.0 == poor {
+            true => model.with_budget(9 * GRANULE),
+            false => model,
+        }
     };
-    let kinds = HostWorld::new(3).model(model).run(|comm| {
-        let mut on = Setup::new(comm, policy("geometric"));
-        let request = [Request::new(10 * GRANULE)];
-        let failed = on.collectives.reserve(&request).unwrap_err().kind().clone();
-        on.eager(GRANULE);
-        assert_eq!(on.host.mapped_bytes(), GRANULE);
-        failed
-    });
+    let kinds = HostWorld::new(3)
+        .model(model)
+        .deadline(DEADLINE)
+        .run(|comm| {
+            let mut on = Setup::new(comm, policy("geometric"));
+            let request = [Request::new(10 * GRANULE)];
+            let failed = on.collectives.reserve(&request).unwrap_err().kind().clone();
+            on.eager(GRANULE);
+            assert_eq!(on.host.mapped_bytes(), GRANULE);
+            failed
+        });
     assert!(kinds.iter().all(|kind| *kind == kinds[0]), "{kinds:?}");
     let ErrorKind::OutOfMemory { rank, .. } = kinds[0] else {
         panic!("{:?}", kinds[0]);
@@ -264,90 +303,214 @@ fn a_device_out_of_memory_on_any_rank_fails_alike_everywhere_and_smaller_works(
     assert_eq!(rank, Rank(poor));
 }
 
+// invariant 35
+#[rstest]
+fn what_one_rank_is_refused_once_fails_alike_everywhere_and_then_works(
+    #[values(0, 1, 2)] poor: u32,
+    #[values(HostCall::AllocateSymmetric, HostCall::Fence, HostCall::Register)] call: HostCall,
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    let model = move |rank: Rank| {
+        let model = DeviceModel::new().with_stream_mode(mode);
+        match rank.0 == poor {
+            true => model.with_refusal(call, 1),
+            false => model,
+        }
+    };
+    let world = HostWorld::new(3).model(model).deadline(DEADLINE);
+    let kinds = world.run(|comm| {
+        let mut on = Setup::new(comm, policy("geometric"));
+        let request = [Request::new(GRANULE)];
+        let error = on.collectives.reserve(&request).unwrap_err();
+        assert!(!error.poisons(), "{error}");
+        assert_eq!(on.host.mapped_bytes(), 0, "nothing is lost");
+        assert_eq!(on.collectives.stats().registrations, 0);
+        on.eager(GRANULE);
+        on.eager(3 * GRANULE);
+        error.kind().clone()
+    });
+    assert!(kinds.iter().all(|kind| *kind == kinds[0]), "{kinds:?}");
+}
+
+/// An output that the test keeps a hold of.
+#[derive(Clone, Debug, Default)]
+struct Tape(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Tape {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+// invariant 50
+#[rstest]
+fn a_recorded_and_checked_run_replays_to_its_totals(
+    #[values("exact", "replace", "geometric", "geometric-class")] name: &str,
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    let mut config = ScratchConfig::with_policy(name);
+    config.check = true;
+    config.agree_deadline = DEADLINE;
+    let world = HostWorld::new(2).model(hostile(mode)).deadline(DEADLINE);
+    let traces = world.run(|comm| {
+        let host = Arc::clone(comm.host_device());
+        let tape = Tape::default();
+        let comm = config.decorate(Box::new(comm));
+        assert!(comm.capabilities().compares_calls);
+        let scratch = Recorded::new(config.build().unwrap(), tape.clone());
+        let mut on = Collectives::new(comm, scratch);
+        on.set_staging(Staging::Forced);
+        let device = Arc::clone(on.device());
+        let mut stream = device.create_stream().unwrap();
+        let other = device.create_stream().unwrap();
+        let mut tensor = Buffer::from_slice(&device, &[1_i32; 5000], &stream).unwrap();
+        on.all_reduce(&mut tensor, ReduceOp::Sum, &stream).unwrap();
+        let capture = Capture::begin(&*device, &mut stream).unwrap();
+        on.all_reduce(&mut tensor, ReduceOp::Sum, capture.stream())
+            .unwrap();
+        let mut graph = capture.end().unwrap().instantiate().unwrap();
+        for count in [1 << 20, 3000, 1 << 21, 5000] {
+            let mut large = Buffer::from_slice(&device, &vec![1_i32; count], &other).unwrap();
+            on.all_reduce(&mut large, ReduceOp::Sum, &other).unwrap();
+            assert!(large.read(&other).unwrap().iter().all(|&value| value == 2));
+            graph.launch(&*device, &stream).unwrap();
+        }
+        let doubled = tensor.read(&stream).unwrap();
+        assert!(doubled.iter().all(|&value| value == 32), "five times");
+        on.scratch().flush().unwrap();
+        let stats = on.stats();
+        drop(graph);
+        host.wait_for_destructors();
+        let events = trace::read(&**tape.0.lock().unwrap()).unwrap();
+        let replay = Replay {
+            policy: &*registry::snapshot().build_policy(&config).unwrap(),
+            options: &config.options(),
+            granule: GRANULE,
+            overhead: 0,
+        };
+        let totals = replay.run(&events);
+        assert_eq!(
+            (totals.requests, totals.hits, totals.growths),
+            (stats.requests, stats.hits, stats.growths)
+        );
+        assert_eq!(stats.requests, stats.hits + stats.growths);
+        let _ = on.close().unwrap();
+        let bytes = tape.0.lock().unwrap().clone();
+        bytes
+    });
+    assert_eq!(traces[0], traces[1], "every rank decided alike");
+}
+
 // invariant 46
 #[rstest]
-fn everything_may_be_dropped_in_any_order(#[values(0, 1, 2, 3, 4, 5)] order: usize) {
-    HostWorld::new(2).model(hostile).run(|comm| {
-        let mut on = Setup::new(comm, policy("replace"));
-        let graph = on.capture(1 << 20);
-        on.eager(3 << 20);
-        let Setup {
-            collectives,
-            host,
-            device,
-            stream,
-            ..
-        } = on;
-        let mut things: Vec<Box<dyn Send>> =
-            vec![Box::new(collectives), Box::new(graph), Box::new(stream)];
-        drop(things.remove(order % 3));
-        drop(things.remove(order % 2));
-        drop(things);
-        host.wait_for_destructors();
-        device.collect();
-        host.check_memory().unwrap();
-    });
+fn everything_may_be_dropped_in_any_order(
+    #[values(0, 1, 2, 3, 4, 5)] order: usize,
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    HostWorld::new(2)
+        .model(hostile(mode))
+        .deadline(DEADLINE)
+        .run(|comm| {
+            let mut on = Setup::new(comm, policy("replace"));
+            let graph = on.capture(1 << 20);
+            on.eager(3 << 20);
+            let Setup {
+                collectives,
+                host,
+                device,
+                stream,
+                ..
+            } = on;
+            let mut things: Vec<Box<dyn Send>> =
+                vec![Box::new(collectives), Box::new(graph), Box::new(stream)];
+            drop(things.remove(order % 3));
+            drop(things.remove(order % 2));
+            drop(things);
+            host.wait_for_destructors();
+            device.collect();
+            host.check_memory().unwrap();
+        });
 }
 
 // invariant 18
-#[test]
-fn scratch_never_lies_in_a_window_of_the_user() {
-    HostWorld::new(2).model(hostile).run(|comm| {
-        let mut on = Setup::new(comm, policy("geometric"));
-        let mut tensor = on.collectives.symmetric_buffer::<i32>(1 << 18).unwrap();
-        let ours = on.input(1 << 18, 0);
-        tensor.write(&ours, &on.stream).unwrap();
-        let window = tensor.window().unwrap().window;
-        for bytes in [1 << 20, 3 << 20] {
-            on.eager(bytes);
-        }
-        assert_eq!(tensor.read(&on.stream).unwrap(), ours);
-        let _ = on.collectives.trim().unwrap();
-        assert_eq!(tensor.window().map(|slice| slice.window), Some(window));
-        assert_eq!(tensor.read(&on.stream).unwrap(), ours);
-    });
+#[rstest]
+fn scratch_never_lies_in_a_window_of_the_user(#[values(Inline, Asynchronous)] mode: StreamMode) {
+    HostWorld::new(2)
+        .model(hostile(mode))
+        .deadline(DEADLINE)
+        .run(|comm| {
+            let mut on = Setup::new(comm, policy("geometric"));
+            let mut tensor = on.collectives.symmetric_buffer::<i32>(1 << 18).unwrap();
+            let ours = on.input(1 << 18, 0);
+            tensor.write(&ours, &on.stream).unwrap();
+            let window = tensor.window().unwrap().window;
+            for bytes in [1 << 20, 3 << 20] {
+                on.eager(bytes);
+            }
+            assert_eq!(tensor.read(&on.stream).unwrap(), ours);
+            let _ = on.collectives.trim().unwrap();
+            assert_eq!(tensor.window().map(|slice| slice.window), Some(window));
+            assert_eq!(tensor.read(&on.stream).unwrap(), ours);
+        });
 }
 
 // invariant 28
-#[test]
-fn a_result_survives_later_uses_and_replays_of_the_slot_it_was_staged_through() {
-    HostWorld::new(2).model(hostile).run(|comm| {
-        let mut on = Setup::new(comm, policy("geometric"));
-        let mut graph = on.capture(1 << 20);
-        let count = 1 << 18;
-        let mut result = Buffer::from_slice(&on.device, &on.input(count, 5), &on.stream).unwrap();
-        let report = on
-            .collectives
-            .all_reduce(&mut result, ReduceOp::Sum, &on.stream)
-            .unwrap();
-        assert_eq!(
-            report.slot.map(|slot| slot.0),
-            Some(1),
-            "the slot that the graph owns"
-        );
-        on.replay(&mut graph, 3, &on.stream);
-        on.eager(1 << 20);
-        assert_eq!(result.read(&on.stream).unwrap(), on.expected(count, 5));
-    });
+#[rstest]
+fn a_result_survives_later_uses_and_replays_of_the_slot_it_was_staged_through(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    HostWorld::new(2)
+        .model(hostile(mode))
+        .deadline(DEADLINE)
+        .run(|comm| {
+            let mut on = Setup::new(comm, policy("geometric"));
+            let mut graph = on.capture(1 << 20);
+            let count = 1 << 18;
+            let mut result =
+                Buffer::from_slice(&on.device, &on.input(count, 5), &on.stream).unwrap();
+            let report = on
+                .collectives
+                .all_reduce(&mut result, ReduceOp::Sum, &on.stream)
+                .unwrap();
+            assert_eq!(
+                report.slot.map(|slot| slot.0),
+                Some(1),
+                "the slot that the graph owns"
+            );
+            on.replay(&mut graph, 3, &on.stream);
+            on.eager(1 << 20);
+            assert_eq!(result.read(&on.stream).unwrap(), on.expected(count, 5));
+        });
 }
 
 // invariants 33 and 34
-#[test]
-fn uneven_counts_give_the_same_decisions_on_all_ranks() {
-    let digests = HostWorld::new(3).model(hostile).run(|comm| {
-        let mut on = Setup::new(comm, policy("geometric"));
-        for counts in [[1, 70_000, 9], [500_000, 1, 1], [3, 3, 900_000]] {
-            let send = Buffer::from_slice(&on.device, &on.input(counts[on.rank], 0), &on.stream);
-            let mut recv =
-                Buffer::<i32>::zeroed(&on.device, counts.iter().sum(), &on.stream).unwrap();
-            let _ = on
-                .collectives
-                .all_gather_v(&send.unwrap(), &mut recv, &counts, &on.stream)
-                .unwrap();
-        }
-        let stats = on.collectives.stats();
-        (stats.digest, stats.requests, stats.slots)
-    });
+#[rstest]
+fn uneven_counts_give_the_same_decisions_on_all_ranks(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    let digests = HostWorld::new(3)
+        .model(hostile(mode))
+        .deadline(DEADLINE)
+        .run(|comm| {
+            let mut on = Setup::new(comm, policy("geometric"));
+            for counts in [[1, 70_000, 9], [500_000, 1, 1], [3, 3, 900_000]] {
+                let send =
+                    Buffer::from_slice(&on.device, &on.input(counts[on.rank], 0), &on.stream);
+                let mut recv =
+                    Buffer::<i32>::zeroed(&on.device, counts.iter().sum(), &on.stream).unwrap();
+                let _ = on
+                    .collectives
+                    .all_gather_v(&send.unwrap(), &mut recv, &counts, &on.stream)
+                    .unwrap();
+            }
+            let stats = on.collectives.stats();
+            (stats.digest, stats.requests, stats.slots)
+        });
     assert!(
         digests.iter().all(|digest| *digest == digests[0]),
         "{digests:?}"

@@ -145,8 +145,10 @@ impl Pool {
             Err(error) => {
                 drop(parts);
                 comm.device().collect();
-                if let ErrorKind::Unsupported(why) = error.kind() {
-                    // The same on all ranks, and for every later size.
+                // The same on all ranks, and for every later size, unlike one call refused.
+                if let ErrorKind::Unsupported(why) = error.kind()
+                    && !matches!(why, Unsupported::Operation(_))
+                {
                     self.unsupported = Some(why.clone());
                 }
                 return Err(error);

@@ -18,6 +18,8 @@ use collectives_core::shared::Shared;
 use collectives_core::stream::StreamRef;
 use collectives_host::device::HostDevice;
 use collectives_host::model::DeviceModel;
+use collectives_host::model::StreamMode::{self, Asynchronous, Inline};
+use rstest::rstest;
 
 use crate::{all, pool};
 
@@ -42,9 +44,11 @@ impl Layer for Bomb {
 }
 
 // invariant 45
-#[test]
-fn a_panic_between_copy_in_and_copy_out_poisons_here_and_hangs_nobody() {
-    let results = crate::world(3).run(|comm| {
+#[rstest]
+fn a_panic_between_copy_in_and_copy_out_poisons_here_and_hangs_nobody(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    let results = crate::world(mode, 3).run(|comm| {
         let mut collectives = Collectives::new(Layered::new(Bomb, comm), pool("geometric")?);
         let device = Arc::clone(collectives.device());
         let stream = device.create_stream()?;
@@ -54,7 +58,7 @@ fn a_panic_between_copy_in_and_copy_out_poisons_here_and_hangs_nobody() {
         }));
         assert_eq!(outcome.is_err(), collectives.rank() == Rank(1));
         if let Ok(outcome) = outcome {
-            let error = outcome.unwrap_err();
+            let error = crate::error_of(outcome, &*device, &stream);
             assert!(error.poisons(), "{error}");
         }
         let inner = collectives.communicator_mut();
@@ -68,9 +72,11 @@ fn a_panic_between_copy_in_and_copy_out_poisons_here_and_hangs_nobody() {
     }
 }
 
-#[test]
-fn memory_and_streams_of_another_device_are_refused() {
-    all(1, |collectives, stream| {
+#[rstest]
+fn memory_and_streams_of_another_device_are_refused(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    all(mode, 1, |collectives, stream| {
         let foreign: Arc<dyn Device> = HostDevice::new(DeviceModel::default())?;
         let foreign_stream = foreign.create_stream()?;
         let mut tensor = Buffer::from_slice(&foreign, &[1_u8; 4], &foreign_stream)?;
@@ -88,9 +94,11 @@ fn memory_and_streams_of_another_device_are_refused() {
     });
 }
 
-#[test]
-fn shared_collectives_are_used_by_one_thread_at_a_time_and_close_once() {
-    let results = crate::world(2).run(|comm| {
+#[rstest]
+fn shared_collectives_are_used_by_one_thread_at_a_time_and_close_once(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    let results = crate::world(mode, 2).run(|comm| {
         let shared = Shared::new(Collectives::new(comm, pool("geometric")?));
         let threads = 4;
         let rounds = 50;
@@ -122,9 +130,11 @@ fn shared_collectives_are_used_by_one_thread_at_a_time_and_close_once() {
     }
 }
 
-#[test]
-fn aborting_wakes_a_blocked_rank_and_others_go_on() {
-    let results = crate::world(2).run(|comm| {
+#[rstest]
+fn aborting_wakes_a_blocked_rank_and_others_go_on(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    let results = crate::world(mode, 2).run(|comm| {
         let mut collectives = Collectives::new(comm, pool("geometric")?);
         let child = collectives.split(Some(0), 0, || pool("exact"))?;
         let mut child = child.unwrap();

@@ -9,6 +9,7 @@ use collectives_core::error::{ErrorKind, MissedWhen, Misuse};
 use collectives_core::graph::Capture;
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::{Request, ScratchAllocator, Site};
+use collectives_host::model::StreamMode::{self, Asynchronous, Inline};
 use rstest::rstest;
 
 use crate::{all, device, ranks};
@@ -16,8 +17,9 @@ use crate::{all, device, ranks};
 #[rstest]
 fn replays_are_exact_after_growth_and_after_every_handle_is_gone(
     #[values("exact", "replace", "geometric", "geometric-class")] policy: &str,
+    #[values(Inline, Asynchronous)] mode: StreamMode,
 ) {
-    let results = ranks(3, policy, |collectives, stream| {
+    let results = ranks(mode, 3, policy, |collectives, stream| {
         let device = device(collectives);
         let other = device.create_stream()?;
         let mut graphs = Vec::new();
@@ -47,9 +49,11 @@ fn replays_are_exact_after_growth_and_after_every_handle_is_gone(
     }
 }
 
-#[test]
-fn a_miss_while_capturing_names_what_to_reserve_and_the_capture_goes_on() {
-    all(2, |collectives, stream| {
+#[rstest]
+fn a_miss_while_capturing_names_what_to_reserve_and_the_capture_goes_on(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    all(mode, 2, |collectives, stream| {
         let device = device(collectives);
         let _plan = collectives.reserve(&[Request::new(4096)])?;
         let mut small = Buffer::from_slice(&device, &[1_u8; 100], stream)?;
@@ -73,9 +77,11 @@ fn a_miss_while_capturing_names_what_to_reserve_and_the_capture_goes_on() {
     });
 }
 
-#[test]
-fn reading_and_writing_a_buffer_is_refused_while_its_stream_captures() {
-    all(1, |collectives, stream| {
+#[rstest]
+fn reading_and_writing_a_buffer_is_refused_while_its_stream_captures(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    all(mode, 1, |collectives, stream| {
         let device = device(collectives);
         let mut tensor = Buffer::from_slice(&device, &[1_u8; 4], stream)?;
         let capture = Capture::begin(&*device, stream)?;
@@ -95,9 +101,11 @@ fn reading_and_writing_a_buffer_is_refused_while_its_stream_captures() {
     });
 }
 
-#[test]
-fn closing_never_waits_for_graphs_and_a_later_launch_is_refused() {
-    let results = crate::world(2).run(|comm| {
+#[rstest]
+fn closing_never_waits_for_graphs_and_a_later_launch_is_refused(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    let results = crate::world(mode, 2).run(|comm| {
         let mut collectives = Collectives::new(comm, crate::pool("geometric")?);
         let device = Arc::clone(collectives.device());
         let mut stream = device.create_stream()?;
@@ -120,9 +128,9 @@ fn closing_never_waits_for_graphs_and_a_later_launch_is_refused() {
     }
 }
 
-#[test]
-fn two_hundred_captures_leave_nothing_behind() {
-    all(2, |collectives, stream| {
+#[rstest]
+fn two_hundred_captures_leave_nothing_behind(#[values(Inline, Asynchronous)] mode: StreamMode) {
+    all(mode, 2, |collectives, stream| {
         let device = device(collectives);
         let _plan = collectives.reserve(&[Request::new(4096)])?;
         for _ in 0..200 {
@@ -141,9 +149,11 @@ fn two_hundred_captures_leave_nothing_behind() {
     });
 }
 
-#[test]
-fn a_launch_between_a_lease_and_its_end_is_refused() {
-    let results = crate::world(2).run(|mut comm| {
+#[rstest]
+fn a_launch_between_a_lease_and_its_end_is_refused(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    let results = crate::world(mode, 2).run(|mut comm| {
         let mut scratch = crate::pool("geometric")?;
         let device = Arc::clone(comm.device());
         let mut stream = device.create_stream()?;

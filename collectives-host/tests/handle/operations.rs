@@ -5,6 +5,7 @@ use collectives_core::error::{ErrorKind, Misuse};
 use collectives_core::path::{Path, Reason, Staging};
 use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
+use collectives_host::model::StreamMode::{self, Asynchronous, Inline};
 use rstest::rstest;
 
 use crate::{all, device, ranks};
@@ -12,8 +13,11 @@ use crate::{all, device, ranks};
 const STAGINGS: [Staging; 3] = [Staging::Auto, Staging::Forced, Staging::Never];
 
 #[rstest]
-fn all_reduce_in_place_and_not(#[values(1, 2, 3, 4)] world: usize) {
-    all(world, |collectives, stream| {
+fn all_reduce_in_place_and_not(
+    #[values(1, 2, 3, 4)] world: usize,
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    all(mode, world, |collectives, stream| {
         let device = device(collectives);
         for staging in STAGINGS {
             collectives.set_staging(staging);
@@ -38,8 +42,11 @@ fn all_reduce_in_place_and_not(#[values(1, 2, 3, 4)] world: usize) {
 }
 
 #[rstest]
-fn reduce_scatter_and_all_gather_with_even_and_uneven_parts(#[values(2, 3, 4)] world: usize) {
-    all(world, |collectives, stream| {
+fn reduce_scatter_and_all_gather_with_even_and_uneven_parts(
+    #[values(2, 3, 4)] world: usize,
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    all(mode, world, |collectives, stream| {
         let device = device(collectives);
         let rank = collectives.rank().index();
         let uneven: Vec<usize> = (0..world).map(|r| 5 * r + 1).collect();
@@ -76,10 +83,10 @@ fn reduce_scatter_and_all_gather_with_even_and_uneven_parts(#[values(2, 3, 4)] w
     });
 }
 
-#[test]
-fn rooted_operations_and_all_to_all() {
+#[rstest]
+fn rooted_operations_and_all_to_all(#[values(Inline, Asynchronous)] mode: StreamMode) {
     let world = 3;
-    all(world, |collectives, stream| {
+    all(mode, world, |collectives, stream| {
         let device = device(collectives);
         let rank = collectives.rank().0;
         let root = Rank(1);
@@ -124,9 +131,11 @@ fn rooted_operations_and_all_to_all() {
     });
 }
 
-#[test]
-fn groups_stage_together_and_messages_meet_in_any_order() {
-    all(4, |collectives, stream| {
+#[rstest]
+fn groups_stage_together_and_messages_meet_in_any_order(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    all(mode, 4, |collectives, stream| {
         let device = device(collectives);
         let rank = collectives.rank().0;
         let (left, right) = (Rank((rank + 3) % 4), Rank((rank + 1) % 4));
@@ -153,9 +162,11 @@ fn groups_stage_together_and_messages_meet_in_any_order() {
     });
 }
 
-#[test]
-fn zero_elements_are_a_no_op_that_takes_no_scratch() {
-    all(2, |collectives, stream| {
+#[rstest]
+fn zero_elements_are_a_no_op_that_takes_no_scratch(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    all(mode, 2, |collectives, stream| {
         let device = device(collectives);
         let mut empty = Buffer::<f32>::zeroed(&device, 0, stream)?;
         let report = collectives.all_reduce(&mut empty, ReduceOp::Sum, stream)?;
@@ -165,10 +176,10 @@ fn zero_elements_are_a_no_op_that_takes_no_scratch() {
     });
 }
 
-#[test]
-fn a_pre_multiplied_sum_uses_each_ranks_scalar() {
+#[rstest]
+fn a_pre_multiplied_sum_uses_each_ranks_scalar(#[values(Inline, Asynchronous)] mode: StreamMode) {
     use collectives_core::reduce::Scalar;
-    all(3, |collectives, stream| {
+    all(mode, 3, |collectives, stream| {
         let device = device(collectives);
         let scalar = Scalar::new(f32::from(u8::try_from(collectives.rank().0).unwrap()));
         let mut tensor = Buffer::from_slice(&device, &[2.0_f32; 10], stream)?;
@@ -178,9 +189,11 @@ fn a_pre_multiplied_sum_uses_each_ranks_scalar() {
     });
 }
 
-#[test]
-fn mistakes_are_typed_and_leave_the_communicator_usable() {
-    all(2, |collectives, stream| {
+#[rstest]
+fn mistakes_are_typed_and_leave_the_communicator_usable(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    all(mode, 2, |collectives, stream| {
         let device = device(collectives);
         let send = Buffer::from_slice(&device, &[1_u8; 3], stream)?;
         let mut recv = Buffer::<u8>::zeroed(&device, 3, stream)?;
@@ -219,15 +232,16 @@ fn mistakes_are_typed_and_leave_the_communicator_usable() {
     });
 }
 
-#[test]
-fn ranks_that_disagree_get_one_error_and_go_on() {
-    let results = ranks(3, "geometric", |collectives, stream| {
+#[rstest]
+fn ranks_that_disagree_get_one_error_and_go_on(#[values(Inline, Asynchronous)] mode: StreamMode) {
+    let results = ranks(mode, 3, "geometric", |collectives, stream| {
         let device = device(collectives);
         let count = if collectives.rank() == Rank(2) { 8 } else { 7 };
         let mut tensor = Buffer::from_slice(&device, &vec![1_i32; count], stream)?;
-        let error = collectives
-            .all_reduce(&mut tensor, ReduceOp::Sum, stream)
-            .unwrap_err();
+        let result = collectives.all_reduce(&mut tensor, ReduceOp::Sum, stream);
+        let error = crate::error_of(result, &*device, stream);
+        // A stream keeps its asynchronous error.
+        let stream = &device.create_stream()?;
         assert_eq!(tensor.read(stream)?, vec![1; count], "nothing moved");
         let mut tensor = Buffer::from_slice(&device, &[1_i32; 4], stream)?;
         collectives.all_reduce(&mut tensor, ReduceOp::Sum, stream)?;
@@ -243,9 +257,11 @@ fn ranks_that_disagree_get_one_error_and_go_on() {
     }
 }
 
-#[test]
-fn a_child_of_split_has_its_own_ranks_and_scratch() {
-    all(4, |collectives, stream| {
+#[rstest]
+fn a_child_of_split_has_its_own_ranks_and_scratch(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    all(mode, 4, |collectives, stream| {
         let device = device(collectives);
         let rank = collectives.rank().0;
         let child = collectives.split(Some(rank % 2), 9 - rank, || crate::pool("exact"))?;

@@ -15,6 +15,8 @@ use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::ScratchAllocator;
 use collectives_core::stream::StreamRef;
 use collectives_core::tensor::Tensor;
+use collectives_host::model::StreamMode::{self, Asynchronous, Inline};
+use rstest::rstest;
 
 use crate::{all, device, pool};
 
@@ -39,9 +41,11 @@ impl Layer for Operands {
     }
 }
 
-#[test]
-fn a_staged_call_runs_on_exactly_the_requested_bytes_of_its_slot() {
-    let results = crate::world(2).run(|comm| {
+#[rstest]
+fn a_staged_call_runs_on_exactly_the_requested_bytes_of_its_slot(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    let results = crate::world(mode, 2).run(|comm| {
         let operands = Operands::default();
         let comm: Box<dyn Communicator> = Box::new(Layered::new(operands.clone(), comm));
         let mut collectives = Collectives::new(comm, pool("geometric")?);
@@ -74,9 +78,11 @@ fn a_staged_call_runs_on_exactly_the_requested_bytes_of_its_slot() {
     }
 }
 
-#[test]
-fn forbidding_the_fallback_fails_before_anything_moves() {
-    all(2, |collectives, stream| {
+#[rstest]
+fn forbidding_the_fallback_fails_before_anything_moves(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    all(mode, 2, |collectives, stream| {
         let device = device(collectives);
         collectives.set_staging(Staging::Never);
         collectives.set_fallback(Fallback::Forbid);
@@ -97,9 +103,9 @@ fn forbidding_the_fallback_fails_before_anything_moves() {
     });
 }
 
-#[test]
-fn without_scratch_nothing_is_staged() {
-    let results = crate::world(2).run(|comm| {
+#[rstest]
+fn without_scratch_nothing_is_staged(#[values(Inline, Asynchronous)] mode: StreamMode) {
+    let results = crate::world(mode, 2).run(|comm| {
         let mut collectives = Collectives::without_scratch(comm);
         let device: Arc<dyn Device> = Arc::clone(collectives.device());
         let stream = device.create_stream()?;
@@ -119,10 +125,10 @@ fn without_scratch_nothing_is_staged() {
     }
 }
 
-#[test]
-fn every_policy_gives_the_same_bits() {
+#[rstest]
+fn every_policy_gives_the_same_bits(#[values(Inline, Asynchronous)] mode: StreamMode) {
     let sums = ["exact", "replace", "geometric", "geometric-class"].map(|policy| {
-        let results = crate::ranks(3, policy, |collectives, stream| {
+        let results = crate::ranks(mode, 3, policy, |collectives, stream| {
             let device = device(collectives);
             let rank = collectives.rank().index();
             let values: Vec<f32> = (0..4097).map(|i| 1.0 / (1 + i + 7 * rank) as f32).collect();
@@ -137,9 +143,9 @@ fn every_policy_gives_the_same_bits() {
     assert!(sums[0].iter().all(|bits| *bits == sums[0][0]));
 }
 
-#[test]
-fn raw_addresses_are_looked_up_only_where_asked() {
-    all(2, |collectives, stream| {
+#[rstest]
+fn raw_addresses_are_looked_up_only_where_asked(#[values(Inline, Asynchronous)] mode: StreamMode) {
+    all(mode, 2, |collectives, stream| {
         let buffer = collectives.symmetric_buffer::<u32>(100)?;
         let operand = buffer.operand();
         let unregistered = Operand::new(operand.addr, operand.bytes);
@@ -161,9 +167,9 @@ fn raw_addresses_are_looked_up_only_where_asked() {
     });
 }
 
-#[test]
-fn both_sides_may_be_dynamic_or_borrowed() {
-    let results = crate::world(2).run(|mut comm| {
+#[rstest]
+fn both_sides_may_be_dynamic_or_borrowed(#[values(Inline, Asynchronous)] mode: StreamMode) {
+    let results = crate::world(mode, 2).run(|mut comm| {
         let stream = comm.device().create_stream()?;
         let mut scratch: Box<dyn ScratchAllocator> = pool("exact")?;
         let mut collectives = Collectives::new(&mut comm as &mut dyn Communicator, &mut scratch);

@@ -2,12 +2,14 @@
 
 use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
+use collectives_host::model::StreamMode::{self, Asynchronous, Inline};
+use rstest::rstest;
 
 use crate::all;
 
-#[test]
-fn blocking_calls_leave_the_result_in_the_slice() {
-    all(3, |collectives, _| {
+#[rstest]
+fn blocking_calls_leave_the_result_in_the_slice(#[values(Inline, Asynchronous)] mode: StreamMode) {
+    all(mode, 3, |collectives, _| {
         let rank = collectives.rank().0;
         let mut values = vec![f64::from(rank); 10];
         collectives.all_reduce_host(&mut values, ReduceOp::Sum)?;
@@ -27,9 +29,9 @@ fn blocking_calls_leave_the_result_in_the_slice() {
     });
 }
 
-#[test]
-fn a_scope_waits_for_everything_in_it() {
-    all(2, |collectives, _| {
+#[rstest]
+fn a_scope_waits_for_everything_in_it(#[values(Inline, Asynchronous)] mode: StreamMode) {
+    all(mode, 2, |collectives, _| {
         let (mut first, mut second) = (vec![1_i32; 100_000], vec![2_i32; 100_000]);
         let (mut scattered, gathered) = (vec![0_i32; 50_000], vec![5_i32; 100_000]);
         collectives.scope(|scope| {
@@ -45,9 +47,9 @@ fn a_scope_waits_for_everything_in_it() {
     });
 }
 
-#[test]
-fn a_scope_that_fails_waits_too() {
-    all(2, |collectives, _| {
+#[rstest]
+fn a_scope_that_fails_waits_too(#[values(Inline, Asynchronous)] mode: StreamMode) {
+    all(mode, 2, |collectives, _| {
         let mut values = vec![1_i32; 1000];
         let error = collectives.scope(|scope| {
             scope.all_reduce(&mut values, ReduceOp::Sum)?;

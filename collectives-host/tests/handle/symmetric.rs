@@ -6,12 +6,14 @@ use collectives_core::path::Path;
 use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
 use collectives_host::model::DeviceModel;
+use collectives_host::model::StreamMode::{self, Asynchronous, Inline};
+use rstest::rstest;
 
 use crate::{all, device, pool};
 
-#[test]
-fn views_of_a_symmetric_buffer_are_zero_copy() {
-    all(2, |collectives, stream| {
+#[rstest]
+fn views_of_a_symmetric_buffer_are_zero_copy(#[values(Inline, Asynchronous)] mode: StreamMode) {
+    all(mode, 2, |collectives, stream| {
         let buffer = collectives.symmetric_buffer::<u32>(1000)?;
         let mut whole = buffer.clone();
         whole.write(&[1; 1000], stream)?;
@@ -39,9 +41,11 @@ fn views_of_a_symmetric_buffer_are_zero_copy() {
     });
 }
 
-#[test]
-fn the_bytes_come_back_when_the_last_rank_has_dropped_its_handle() {
-    all(3, |collectives, stream| {
+#[rstest]
+fn the_bytes_come_back_when_the_last_rank_has_dropped_its_handle(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    all(mode, 3, |collectives, stream| {
         let mut buffer = collectives.symmetric_buffer::<u64>(1 << 18)?;
         buffer.write(&vec![1; 1 << 18], stream)?;
         let keeps = collectives.rank() == Rank(1);
@@ -60,31 +64,40 @@ fn the_bytes_come_back_when_the_last_rank_has_dropped_its_handle() {
     });
 }
 
-#[test]
-fn a_window_or_offset_that_differs_is_the_same_error_everywhere() {
-    all(2, |collectives, stream| {
+#[rstest]
+fn a_window_or_offset_that_differs_is_the_same_error_everywhere(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
+    all(mode, 2, |collectives, stream| {
         let buffer = collectives.symmetric_buffer::<u8>(4096)?;
         let start = collectives.rank().index() * 16;
         let mut view = buffer.slice(start..start + 64)?;
-        let error = collectives
-            .all_reduce(&mut view, ReduceOp::Sum, stream)
-            .unwrap_err();
+        let device = device(collectives);
+        let result = collectives.all_reduce(&mut view, ReduceOp::Sum, stream);
+        let error = crate::error_of(result, &*device, stream);
         assert!(matches!(
             error.kind(),
             ErrorKind::Mismatch { rank: Rank(1), .. }
         ));
+        // A stream keeps its asynchronous error.
+        let stream = &device.create_stream()?;
         let mut view = buffer.slice(16..80)?;
         collectives.all_reduce(&mut view, ReduceOp::Sum, stream)?;
         Ok(())
     });
 }
 
-#[test]
-fn out_of_memory_on_one_rank_is_out_of_memory_on_all() {
+#[rstest]
+fn out_of_memory_on_one_rank_is_out_of_memory_on_all(
+    #[values(Inline, Asynchronous)] mode: StreamMode,
+) {
     for poor in 0..3 {
-        let world = crate::world(3).model(move |rank| match rank.index() == poor {
-            true => DeviceModel::default().with_budget(8 << 20),
-            false => DeviceModel::default(),
+        let world = crate::world(mode, 3).model(move |rank| {
+            let model = DeviceModel::default().with_stream_mode(mode);
+            match rank.index() == poor {
+                true => model.with_budget(8 << 20),
+                false => model,
+            }
         });
         let results = world.run(|comm| {
             let mut collectives =
