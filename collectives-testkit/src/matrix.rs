@@ -14,7 +14,13 @@ use crate::suites;
 use crate::world::{Limits, Worlds};
 
 /// Cases that every bug must leave alone, apart from those it touches.
-const CONTROLS: &[(&str, &str)] = &[("graph_replay", "B4")];
+const CONTROLS: &[(&str, &str)] = &[
+    ("communicator", "D2"),
+    ("scratch", "I5"),
+    ("failure", "D6"),
+    ("graph_replay", "B3"),
+    ("misuse", "I47"),
+];
 
 /// What came of one case under its bug.
 #[derive(Clone, Debug)]

@@ -14,10 +14,11 @@ use collectives_core::buffer::Buffer;
 use collectives_core::collectives::Collectives;
 use collectives_core::communicator::Communicator;
 use collectives_core::device::Device;
-use collectives_core::error::Result;
-use collectives_core::graph::{Capture, Executable, Graph};
+use collectives_core::error::{Error, ErrorKind, Result};
+use collectives_core::graph::{Capture, Executable, Graph, GraphExecutable};
 use collectives_core::layered::Layered;
 use collectives_core::path::Staging;
+use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::{Lease, Request, ScratchAllocator, Site};
 use collectives_core::stream::Stream;
@@ -367,6 +368,32 @@ impl<'w> Rig<'w> {
         })
     }
 
+    /// A graph of one staged all-reduce as a framework captures and launches it: through the
+    /// device's own graphs, without this crate's order of launches.
+    ///
+    /// # Errors
+    ///
+    /// Those of the calls.
+    pub fn framework_graph(&mut self, handle: &mut Handle, count: usize) -> Outcome<Framework> {
+        let _plan = handle.reserve(&[Request::new(count * 4)])?;
+        let mut tensor = self.tensor::<u32>(count, 0)?;
+        let device = Arc::clone(&self.device);
+        let Some(graphs) = device.graphs() else {
+            return Err(Failure("the device offers no graphs".to_owned()));
+        };
+        let stream = &mut self.stream;
+        // SAFETY: The stream is borrowed mutably, so nobody else is using it.
+        unsafe { graphs.begin(stream) }?;
+        let reduced = handle.all_reduce(&mut tensor, ReduceOp::Sum, stream);
+        // SAFETY: As above.
+        let graph = unsafe { graphs.end(stream) }?;
+        reduced?;
+        Ok(Framework {
+            tensor,
+            executable: graph.instantiate()?,
+        })
+    }
+
     /// New inputs, one launch, every element compared.
     ///
     /// # Errors
@@ -378,6 +405,25 @@ impl<'w> Rig<'w> {
         replay.executable.launch(&*self.device, stream)?;
         let what = format!("replay of {} elements, round {round}", replay.tensor.len());
         self.expect_sum(&what, &replay.tensor, round, stream)
+    }
+
+    /// Starts this rank once more, among these members, within a deadline.
+    ///
+    /// # Errors
+    ///
+    /// As [`Harness::join`].
+    pub fn join(&self, name: &str, members: &[Rank], deadline: Duration) -> Result<Joined> {
+        let bootstrap = self.bootstrap.subgroup(name, members)?;
+        let setup = Setup {
+            deadline,
+            ..self.setup
+        };
+        let joined = self.harness.join(bootstrap, &setup);
+        if self.has(Planted::JoinErrorUntyped) {
+            let text = |error: Error| Error::new(ErrorKind::System(error.to_string()));
+            return joined.map_err(text);
+        }
+        joined
     }
 
     /// A lease on the case's first stream.
@@ -466,6 +512,36 @@ pub struct Replay {
     pub tensor: Buffer<u32>,
     /// The graph.
     pub executable: Executable,
+}
+
+/// A graph of one all-reduce in place, launched as a framework does.
+#[derive(Debug)]
+pub struct Framework {
+    /// What it reduces.
+    pub tensor: Buffer<u32>,
+    executable: Box<dyn GraphExecutable>,
+}
+
+impl Framework {
+    /// Writes the tensor on the stream that the graph is launched on.
+    ///
+    /// # Errors
+    ///
+    /// As [`Buffer::write`].
+    pub fn write(&mut self, values: &[u32], stream: &Stream) -> Result<()> {
+        self.tensor.write(values, stream)
+    }
+
+    /// Launches the graph, on the stream that its tensor is written and read on.
+    ///
+    /// # Errors
+    ///
+    /// As [`GraphExecutable::launch`].
+    pub fn launch(&mut self, stream: &Stream) -> Result<()> {
+        // SAFETY: A graph's tensor is used on one stream only, which cases keep to; its slot is
+        // ordered by nodes of the graph, which is what they find out.
+        unsafe { self.executable.launch(stream) }
+    }
 }
 
 /// A short number for a value, to compare it across ranks.

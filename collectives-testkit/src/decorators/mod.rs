@@ -1,9 +1,13 @@
 //! Hostile layers around any communicator, for the kit's cases and a backend author's own tests.
 
 mod fail_at;
+mod null_windows;
 mod perturbed;
 mod skewed;
+mod without_symmetric;
 
 pub use fail_at::{Fail, FailAt, Point};
+pub use null_windows::NullWindows;
 pub use perturbed::Perturbed;
 pub use skewed::Skewed;
+pub use without_symmetric::WithoutSymmetric;

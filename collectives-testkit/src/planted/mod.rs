@@ -90,6 +90,8 @@ planted! {
     AgreesInCapture,
     /// Communicator: joining without a rank fails without a type.
     JoinErrorUntyped,
+    /// Communicator: a message to oneself outside a group is dropped.
+    OwnMessagesAccepted,
     /// Communicator: the check mode compares nothing.
     CheckModeOff,
 
@@ -201,6 +203,22 @@ impl Planted {
     /// Controls that the bug touches too, so that they prove nothing about it.
     #[must_use]
     pub const fn touches(self) -> &'static [&'static str] {
-        &[]
+        match self {
+            Self::LastElementLost => &["D2", "D6"],
+            Self::WindowsNumberedLocally
+            | Self::AllocationLeaks
+            | Self::GrowsEightfold
+            | Self::StatsUndercount
+            | Self::UnevenOffsets
+            | Self::LocalSizes => &["I5"],
+            Self::PartSizedRequests => &["I5", "B3"],
+            Self::AgreementEchoes | Self::TimeoutIsSuccess | Self::AbortIgnored => &["D6"],
+            Self::OnMissFlipped
+            | Self::GrowsInCapture
+            | Self::SlotsPerStream
+            | Self::CaptureHidden
+            | Self::MissDiffersByRank => &["B3"],
+            _ => &[],
+        }
     }
 }

@@ -107,7 +107,7 @@ pub const CASES: &[Case] = &[
     Case::new("I25", "claims end when the queued destructor has run", queued_release)
         .needs(&[Symmetric, Graphs, DelaysDestructors])
         .catches(Planted::RetainForgotten),
-    Case::new("B6", "failed and abandoned captures give back what they used", abandoned)
+    Case::new("A13", "failed and abandoned captures give back what they used", abandoned)
         .needs(STAGED)
         .catches(Planted::RetainForever),
 ];

@@ -2,7 +2,14 @@
 //!
 //! A new case is a function and a line in its suite's table; a new suite is a file and a line here.
 
+pub mod communicator;
+pub mod disagreement;
+pub mod failure;
 pub mod graph_replay;
+pub mod misuse;
+pub mod scratch;
+pub mod streams;
+pub mod symmetric;
 
 use crate::case::Case;
 
@@ -16,10 +23,40 @@ pub struct Suite {
 }
 
 /// Every suite of the kit.
-pub const ALL: &[Suite] = &[Suite {
-    name: "graph_replay",
-    cases: graph_replay::CASES,
-}];
+pub const ALL: &[Suite] = &[
+    Suite {
+        name: "communicator",
+        cases: communicator::CASES,
+    },
+    Suite {
+        name: "symmetric",
+        cases: symmetric::CASES,
+    },
+    Suite {
+        name: "scratch",
+        cases: scratch::CASES,
+    },
+    Suite {
+        name: "graph_replay",
+        cases: graph_replay::CASES,
+    },
+    Suite {
+        name: "streams",
+        cases: streams::CASES,
+    },
+    Suite {
+        name: "disagreement",
+        cases: disagreement::CASES,
+    },
+    Suite {
+        name: "failure",
+        cases: failure::CASES,
+    },
+    Suite {
+        name: "misuse",
+        cases: misuse::CASES,
+    },
+];
 
 /// Every case with the name of its suite.
 pub fn cases() -> impl Iterator<Item = (&'static str, &'static Case)> {

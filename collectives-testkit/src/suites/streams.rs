@@ -1,0 +1,271 @@
+//! The order of streams: every two uses of one slot, and what that order costs.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use collectives_core::buffer::Buffer;
+use collectives_core::error::ErrorKind;
+use collectives_core::reduce::ReduceOp;
+use collectives_core::scratch::{Request, Site};
+use collectives_core::stream::Stream;
+
+use crate::capability::Capability::{Graphs, Symmetric};
+use crate::case::{Case, Outcome};
+use crate::planted::Planted;
+use crate::rig::{Replay, Rig};
+use crate::values::Dice;
+use crate::{ensure, ensure_eq};
+
+/// The cases.
+pub const CASES: &[Case] = &[
+    Case::new("I26", "a replay comes after the slot's last user and before its next", replay_order)
+        .needs(&[Symmetric, Graphs])
+        .catches(Planted::CapturedRecordsDropped),
+    Case::new("I27", "two graphs of one slot never run at once", two_graphs)
+        .needs(&[Symmetric, Graphs])
+        .catches(Planted::CapturedWaitsDropped),
+    Case::new("I29", "a hit on the same stream asks one thing of the device", same_stream_hit)
+        .needs(&[Symmetric])
+        .catches(Planted::HitRecords),
+    Case::new("I30", "a hit on another stream costs one record and one wait", cross_stream_hit)
+        .needs(&[Symmetric])
+        .catches(Planted::WaitsDropped),
+    Case::new("I31", "no schedule of streams and graphs uses a slot unordered", schedules)
+        .needs(&[Symmetric, Graphs])
+        .catches(Planted::WaitsDropped),
+    Case::new("D1", "two streams and one communicator stay exact under skew", two_streams)
+        .needs(&[Symmetric])
+        .concurrent()
+        .catches(Planted::WaitsDropped),
+    Case::new("D5", "what set a slot up comes before its first use on any stream", first_use)
+        .needs(&[Symmetric])
+        .concurrent()
+        .catches(Planted::WaitsDropped),
+    Case::new("I19", "a lease names the stream it is for and is ordered there", lease_stream)
+        .needs(&[Symmetric])
+        .catches(Planted::WaitsDropped),
+];
+
+fn no_conflict(rig: &Rig<'_>) -> Outcome {
+    match rig.witness().conflicts().first() {
+        None => Ok(()),
+        Some(first) => Err(crate::case::Failure(format!("unordered uses: {first}"))),
+    }
+}
+
+fn streams(rig: &Rig<'_>, count: usize) -> Outcome<Vec<Stream>> {
+    let mut streams = Vec::new();
+    for _ in 0..count {
+        streams.push(rig.device().create_stream()?);
+    }
+    Ok(streams)
+}
+
+fn replay_order(rig: &mut Rig<'_>) -> Outcome {
+    let mut handle = rig.collectives("geometric")?;
+    let mut graph = rig.replay_of(&mut handle, 1 << 12)?;
+    let streams = streams(rig, 3)?;
+    let mut tensors = Vec::new();
+    for round in 0..3 {
+        tensors.push(rig.tensor::<u32>(1 << 10, round)?);
+    }
+    let device = rig.device();
+    graph.tensor.write(&rig.input(1 << 10, 9), rig.stream())?;
+    for (round, tensor) in tensors.iter_mut().enumerate() {
+        handle.all_reduce(tensor, ReduceOp::Sum, &streams[round])?;
+        graph.executable.launch(&*device, &streams[(round + 2) % 3])?;
+    }
+    handle.all_reduce(&mut tensors[0], ReduceOp::Max, rig.stream())?;
+    no_conflict(rig)?;
+    for (round, tensor) in tensors.iter().enumerate() {
+        rig.expect_sum("an eager call", tensor, round, rig.stream())?;
+    }
+    drop(graph);
+    let _deferred = handle.close()?;
+    Ok(())
+}
+
+fn two_graphs(rig: &mut Rig<'_>) -> Outcome {
+    let mut handle = rig.collectives("geometric")?;
+    let count = rig.granule() / 4;
+    // A framework launches for itself: nothing but the graphs' own nodes orders the slot.
+    let mut first = rig.framework_graph(&mut handle, count)?;
+    let mut second = rig.framework_graph(&mut handle, count)?;
+    ensure_eq!(handle.stats().slots.len(), 1, "slots");
+    let streams = streams(rig, 2)?;
+    for round in 0..10 {
+        first.write(&rig.input(count, round), &streams[0])?;
+        second.write(&rig.input(count, round + 1), &streams[1])?;
+        first.launch(&streams[0])?;
+        second.launch(&streams[1])?;
+        rig.expect_sum("the first graph", &first.tensor, round, &streams[0])?;
+        rig.expect_sum("the second graph", &second.tensor, round + 1, &streams[1])?;
+    }
+    first.launch(&streams[0])?;
+    second.launch(&streams[1])?;
+    first.launch(&streams[0])?;
+    no_conflict(rig)?;
+    for stream in &streams {
+        rig.device().synchronize(stream)?;
+    }
+    drop((first, second));
+    let _deferred = handle.close()?;
+    Ok(())
+}
+
+fn same_stream_hit(rig: &mut Rig<'_>) -> Outcome {
+    let mut handle = rig.collectives("geometric")?;
+    let mut tensor = rig.tensor::<u32>(1000, 1)?;
+    for _ in 0..3 {
+        handle.all_reduce(&mut tensor, ReduceOp::Max, rig.stream())?;
+    }
+    let witness = Arc::clone(&rig.witness);
+    let calls = || {
+        ["capture_state", "wait", "record", "order", "allocate", "retain"]
+            .map(|name| witness.calls(name))
+    };
+    let before = calls();
+    handle.all_reduce(&mut tensor, ReduceOp::Max, rig.stream())?;
+    let after = calls();
+    let made: Vec<u64> = after.iter().zip(before).map(|(a, b)| a - b).collect();
+    ensure_eq!(made, [1, 0, 0, 0, 0, 0], "calls of one hit");
+    let _deferred = handle.close()?;
+    Ok(())
+}
+
+fn cross_stream_hit(rig: &mut Rig<'_>) -> Outcome {
+    let mut handle = rig.collectives("geometric")?;
+    let other = rig.device().create_stream()?;
+    let mut here = rig.tensor::<u32>(1000, 1)?;
+    let mut there = Buffer::from_slice(&rig.device(), &rig.input::<u32>(1000, 2), &other)?;
+    handle.all_reduce(&mut here, ReduceOp::Sum, rig.stream())?;
+    let witness = Arc::clone(&rig.witness);
+    let calls = || ["wait", "record"].map(|name| witness.calls(name));
+    let before = calls();
+    let fences = handle.stats().fences;
+    handle.all_reduce(&mut there, ReduceOp::Sum, &other)?;
+    let after = calls();
+    let made: Vec<u64> = after.iter().zip(before).map(|(a, b)| a - b).collect();
+    ensure_eq!(made, [1, 1], "waits and records of a hit on another stream");
+    ensure_eq!(handle.stats().fences, fences + 1, "fences counted");
+    rig.expect_sum("here", &here, 1, rig.stream())?;
+    rig.expect_sum("there", &there, 2, &other)?;
+    let _deferred = handle.close()?;
+    Ok(())
+}
+
+fn schedules(rig: &mut Rig<'_>) -> Outcome {
+    for seed in 1..6 {
+        let mut handle = rig.collectives("geometric")?;
+        let mut dice = Dice::new(seed);
+        let bytes = 1 << 12;
+        let mut graphs: Vec<Replay> = Vec::new();
+        for _ in 0..3 {
+            graphs.push(rig.replay_of(&mut handle, bytes)?);
+        }
+        let streams = streams(rig, 4)?;
+        let mut tensors = Vec::new();
+        for round in 0..4 {
+            tensors.push(rig.tensor::<u32>(bytes / 4, round)?);
+        }
+        let device = rig.device();
+        for _ in 0..40 {
+            let on = &streams[dice.roll(4)];
+            match dice.roll(3) {
+                0 => {
+                    let tensor = &mut tensors[dice.roll(4)];
+                    handle.all_reduce(tensor, ReduceOp::Max, on)?;
+                }
+                1 => graphs[dice.roll(3)].executable.launch(&*device, on)?,
+                _ => {
+                    let graph = &mut graphs[dice.roll(3)];
+                    rig.replay(graph, dice.roll(50), on)?;
+                }
+            }
+        }
+        no_conflict(rig)?;
+        drop(graphs);
+        let _deferred = handle.close()?;
+    }
+    Ok(())
+}
+
+fn two_streams(rig: &mut Rig<'_>) -> Outcome {
+    let mut handle = rig.collectives("geometric")?;
+    let streams = streams(rig, 2)?;
+    let count = rig.granule() / 8;
+    for round in 0..40 {
+        let mut left = Buffer::from_slice(&rig.device(), &rig.input(count, round), &streams[0])?;
+        let mut right =
+            Buffer::from_slice(&rig.device(), &rig.input(count, round + 1), &streams[1])?;
+        handle.all_reduce(&mut left, ReduceOp::Sum, &streams[0])?;
+        handle.all_reduce(&mut right, ReduceOp::Sum, &streams[1])?;
+        rig.expect_sum::<u32>("the left", &left, round, &streams[0])?;
+        rig.expect_sum::<u32>("the right", &right, round + 1, &streams[1])?;
+    }
+    // And without anybody waiting in between.
+    let mut tensors = Vec::new();
+    for round in 0..8 {
+        tensors.push(rig.tensor::<u32>(count, round)?);
+    }
+    for (index, tensor) in tensors.iter_mut().enumerate() {
+        handle.all_reduce(tensor, ReduceOp::Sum, &streams[index % 2])?;
+    }
+    no_conflict(rig)?;
+    for (round, tensor) in tensors.iter().enumerate() {
+        rig.expect_sum("a burst", tensor, round, &streams[round % 2])?;
+    }
+    let _deferred = handle.close()?;
+    Ok(())
+}
+
+fn first_use(rig: &mut Rig<'_>) -> Outcome {
+    let mut handle = rig.collectives("exact")?;
+    let _plan = handle.reserve(&[Request::new(4000), Request::new(8000)])?;
+    let streams = streams(rig, 2)?;
+    let mut tensors = Vec::new();
+    for round in 0..4 {
+        tensors.push(rig.tensor::<u32>(1000 * (1 + round % 2), round)?);
+    }
+    for (index, tensor) in tensors.iter_mut().enumerate() {
+        handle.all_reduce(tensor, ReduceOp::Sum, &streams[index / 2])?;
+    }
+    no_conflict(rig)?;
+    for (round, tensor) in tensors.iter().enumerate() {
+        rig.expect_sum("the first use", tensor, round, &streams[round / 2])?;
+    }
+    let _deferred = handle.close()?;
+    Ok(())
+}
+
+fn lease_stream(rig: &mut Rig<'_>) -> Outcome {
+    let mut options = rig.options();
+    options.ordering = collectives_alloc::options::Ordering::Caller;
+    let mut comm = rig.communicator()?;
+    let mut scratch = rig.pool("geometric", options)?;
+    let other = rig.device().create_stream()?;
+    rig.lease(&mut *comm, &mut *scratch, 100)?.complete()?;
+    let site = Site {
+        stream: &other,
+        capture: None,
+    };
+    let strayed = scratch.acquire(&mut *comm, Request::new(100), site);
+    let error = crate::case::refused("a use on a second stream", strayed)?;
+    ensure!(matches!(error.kind(), ErrorKind::Misuse(_)), "not a misuse: {error}");
+    rig.lease(&mut *comm, &mut *scratch, 100)?.complete()?;
+    rig.close(comm, scratch)?;
+    // With events, the same is ordered.
+    let mut comm = rig.communicator()?;
+    let mut scratch = rig.pool("geometric", rig.options())?;
+    let waits = rig.witness().calls("wait");
+    rig.lease(&mut *comm, &mut *scratch, 100)?.complete()?;
+    let site = Site {
+        stream: &other,
+        capture: None,
+    };
+    let lease = scratch.acquire(&mut *comm, Request::new(100), site)?;
+    lease.complete()?;
+    ensure_eq!(rig.witness().calls("wait"), waits + 1, "waits so far");
+    rig.close(comm, scratch)
+}
+
