@@ -1,2 +1,0 @@
-//! GPU suite.
-fn main() {}
