@@ -65,6 +65,13 @@ impl Group {
         self.open.is_empty() && self.rounds.is_empty()
     }
 
+    /// Whether the outcome of a round is kept for a member that is connected and late.
+    pub(super) fn is_owing(&self, peers: &[Peer]) -> bool {
+        let late = |position: u32| peers[self.members[position as usize] as usize].is_connected();
+        let owed = |round: &Round| !round.is_open() && round.absent().into_iter().any(late);
+        self.rounds.values().any(owed)
+    }
+
     #[cfg(test)]
     pub(super) fn rounds(&self) -> usize {
         self.rounds.len()

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::io::{self, BufReader, Write};
+use std::io::{self, BufReader, ErrorKind, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -253,8 +253,15 @@ impl Link {
             let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
             (&self.stream).write_all(&frame)
         };
-        if let Err(error) = written {
-            self.sever(&error.to_string());
+        match written {
+            Ok(()) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                self.sever("it does not read");
+            }
+            // What it said before it went is still there: the reading thread finds the end.
+            Err(_) => {
+                let _ = self.stream.shutdown(Shutdown::Write);
+            }
         }
     }
 

@@ -13,6 +13,9 @@
 //!   [`Misuse`](crate::error::ErrorKind::Misuse), from every round of the group.
 //! * A store that stops answering is given up after [`Join::patience`]; only then may one rank know
 //!   less than the others do, and to them it has failed.
+//! * Rank 0 waits up to a second, as it drops its last end, for what others were told to be on its
+//!   way, and for late ranks that are owed the outcome of a round. Its process should not end
+//!   sooner.
 //! * Whoever else connects is refused or ignored. Lengths are limited: 1 MiB a rank and round,
 //!   1 KiB for the name of a round. There is neither encryption nor authentication: as with every
 //!   launcher, the network between the ranks must be trusted.
@@ -126,9 +129,14 @@ impl TcpStore {
             },
             Ok(Outcome::Misuse(text)) => Misuse::Other(text).into(),
             Err(Stuck::Twice) => Misuse::Other(format!("round `{round}` was used twice")).into(),
-            Err(Stuck::Lost(cause)) => match self.hosting() {
-                Some(rank) => ErrorKind::PeerFailed { rank, cause },
-                None => ErrorKind::System(cause),
+            // Rank 0 may have gone because of what it had told everybody: the first failure stays.
+            Err(Stuck::Lost(lost)) => match (self.link.failure(&self.key), self.hosting()) {
+                (Some((rank, cause)), _) => ErrorKind::PeerFailed {
+                    rank: Rank(rank),
+                    cause,
+                },
+                (None, Some(rank)) => ErrorKind::PeerFailed { rank, cause: lost },
+                (None, None) => ErrorKind::System(lost),
             },
         }))
     }

@@ -18,7 +18,8 @@ use super::wire::{read_frame, request_limit};
 const MAX_STRANGERS: usize = 128;
 /// Readers and writers need little, and there may be many.
 const STACK: usize = 256 << 10;
-/// How long the process that hosts the store waits, when it goes, for words that are on their way.
+/// How long the process that hosts the store waits, when it goes, for words that are on their
+/// way, and for late ranks that should hear them.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// What every thread of the store shares.
@@ -87,7 +88,10 @@ impl Drop for Host {
     fn drop(&mut self) {
         // The process may end right after, and what others were told would be lost with it.
         let begun = Instant::now();
-        let quiet = || !self.0.lock().is_connected(0) && self.0.unsent.load(Ordering::SeqCst) == 0;
+        let quiet = || {
+            let state = self.0.lock();
+            !state.is_connected(0) && !state.is_owing() && self.0.unsent.load(Ordering::SeqCst) == 0
+        };
         while !quiet() && begun.elapsed() < LAST_WORDS {
             thread::sleep(Duration::from_millis(1));
         }

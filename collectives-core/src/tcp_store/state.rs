@@ -121,6 +121,13 @@ impl State {
             .is_some_and(Peer::is_connected)
     }
 
+    /// Whether a connected rank will hear of an outcome only when it arrives.
+    pub(super) fn is_owing(&self) -> bool {
+        self.groups
+            .values()
+            .any(|group| group.is_owing(&self.peers))
+    }
+
     /// Groups, and rounds in them, that are remembered.
     #[cfg(test)]
     pub(super) fn remembered(&self) -> (usize, usize) {

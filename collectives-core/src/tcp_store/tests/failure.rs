@@ -12,6 +12,7 @@ use crate::bootstrap::Bootstrap;
 use crate::error::ErrorKind;
 use crate::rank::Rank;
 use crate::tcp_store::wire::hello::{self, Answer};
+use crate::tcp_store::wire::message::Reply;
 use crate::tcp_store::{Join, TcpStore};
 
 impl TcpStore {
@@ -95,6 +96,48 @@ fn the_store_serves_on_after_rank_0_has_left() {
         let pair = end.subgroup("pair", &[Rank(1), Rank(2)]).unwrap();
         pair.all_gather("a", b"", LONG).unwrap();
     });
+}
+
+#[test]
+fn rank_0_waits_a_moment_for_a_late_rank_that_is_owed_an_outcome() {
+    let mut ends = TcpStore::loopback(2).unwrap();
+    let (late, host) = (ends.pop().unwrap(), ends.pop().unwrap());
+    let told = host.all_gather("a", b"", SHORT).unwrap_err();
+    thread::scope(|scope| {
+        let late = scope.spawn(|| {
+            thread::sleep(SHORT);
+            late.all_gather("a", b"", LONG).unwrap_err()
+        });
+        let store = host.link.host().unwrap().store();
+        drop(host);
+        assert!(store.upgrade().is_none_or(|store| !store.lock().is_owing()));
+        assert_eq!(late.join().unwrap().kind(), told.kind());
+    });
+}
+
+/// A store that says who failed, and goes.
+#[test]
+fn the_first_failure_stays_when_the_store_is_lost_after_it() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let serving = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        hello::read(&mut stream).unwrap();
+        stream.write_all(&Answer::Welcome.encode()).unwrap();
+        let (key, cause) = (Vec::new(), "on fire".to_owned());
+        let failed = Reply::Failed {
+            key,
+            rank: 2,
+            cause,
+        };
+        stream.write_all(&failed.encode()).unwrap();
+    });
+    let end = Join::new(Rank(1), 3, "127.0.0.1", port).join().unwrap();
+    serving.join().unwrap();
+    let error = end.all_gather("a", b"", LONG).unwrap_err();
+    let (rank, cause) = (Rank(2), "on fire".to_owned());
+    assert_eq!(error.kind(), &ErrorKind::PeerFailed { rank, cause });
+    assert_eq!(end.failure().unwrap().0, Rank(2));
 }
 
 #[test]

@@ -26,7 +26,7 @@ impl Site {
     fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let join = Self::place(port, 0).introduction(SHORT * 2);
+        let join = Self::place(port, 0).introduction(SHORT * 6);
         let host = join.listener(listener).join().unwrap();
         Self { port, host }
     }
@@ -142,7 +142,7 @@ fn who_does_not_belong_is_told_why() {
     let one = site.join(1);
     let join = |rank, world_size| {
         let join = Join::new(Rank(rank), world_size, "127.0.0.1", site.port);
-        join.token("session").deadline(SHORT)
+        join.token("session").deadline(SHORT * 10)
     };
     let text = |error: Error| match error.kind() {
         ErrorKind::Config(text) => text.clone(),
