@@ -13,6 +13,7 @@
 //! * A [`Rig`](rig::Rig) is one rank in one case. Its [`Witness`](witness::Witness) sees operands and
 //!   calls, and keeps vector [`clocks`].
 //! * [`decorators`] are hostile layers for a backend author's own tests.
+//! * [`launch`] starts ranks that are processes, and leaves nothing behind.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -25,6 +26,8 @@ pub mod clocks;
 pub mod decorators;
 pub mod harness;
 pub mod interpose;
+#[cfg(target_os = "linux")]
+pub mod launch;
 pub mod matrix;
 pub mod planted;
 pub mod report;
