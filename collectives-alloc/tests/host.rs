@@ -400,8 +400,7 @@ fn a_recorded_and_checked_run_replays_to_its_totals(
         );
         assert_eq!(stats.requests, stats.hits + stats.growths);
         let _ = on.close().unwrap();
-        let bytes = tape.0.lock().unwrap().clone();
-        bytes
+        tape.0.lock().unwrap().clone()
     });
     assert_eq!(traces[0], traces[1], "every rank decided alike");
 }

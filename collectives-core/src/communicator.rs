@@ -47,7 +47,7 @@ pub trait Communicator: fmt::Debug + Send {
     /// Returns before the operations have finished, unless the stream runs them inline. Work
     /// enqueued later on the stream sees the results. While the stream captures, the operations
     /// become nodes of the graph, which replay on exactly these addresses. An operation without
-    /// elements is a no-op on all ranks.
+    /// elements moves nothing; a backend that compares calls compares it like any other.
     ///
     /// # Errors
     ///

@@ -7,11 +7,12 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::addr::Addr;
 use crate::error::{Misuse, Result};
 use crate::rank::{DeviceId, StreamId};
+use crate::scratch::LeaseHold;
 use crate::stream::StreamRef;
 
 type FreeHook = Box<dyn FnOnce(Option<StreamRef>) + Send>;
@@ -25,6 +26,8 @@ pub struct Memory(Arc<Owned>);
 struct Owned {
     last_user: Mutex<Option<StreamRef>>,
     entered: AtomicBool,
+    /// What ends leases of this memory, if it is a slot.
+    hold: OnceLock<Arc<dyn LeaseHold>>,
     block: Arc<Block>,
 }
 
@@ -68,6 +71,7 @@ impl Memory {
         Self(Arc::new(Owned {
             last_user: Mutex::new(None),
             entered: AtomicBool::new(false),
+            hold: OnceLock::new(),
             block: Arc::new(Block {
                 id: NEXT.fetch_add(1, Ordering::Relaxed),
                 device,
@@ -123,6 +127,23 @@ impl Memory {
     #[must_use]
     pub fn is_sole_owner(&mut self) -> bool {
         Arc::get_mut(&mut self.0).is_some()
+    }
+
+    /// Says once what ends leases of this memory, so that [`Lease::of_slot`] need not count it.
+    ///
+    /// # Errors
+    ///
+    /// [`Misuse::Other`] the second time.
+    ///
+    /// [`Lease::of_slot`]: crate::scratch::Lease::of_slot
+    pub fn ends_leases_with(&self, hold: Arc<dyn LeaseHold>) -> Result<()> {
+        let again = || Misuse::Other("the memory is a slot already".to_owned());
+        self.0.hold.set(hold).map_err(|_| again().into())
+    }
+
+    #[inline]
+    pub(crate) fn hold(&self) -> Option<&dyn LeaseHold> {
+        self.0.hold.get().map(|hold| &**hold)
     }
 
     /// The stream of the last use that was ordered through this crate.

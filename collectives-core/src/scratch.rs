@@ -103,7 +103,18 @@ pub struct Lease {
     operand: Operand,
     slot: SlotId,
     memory: Memory,
-    hold: Option<Arc<dyn LeaseHold>>,
+    end: End,
+}
+
+/// How a lease ends.
+#[derive(Debug)]
+enum End {
+    /// Through what its memory says.
+    OfMemory,
+    /// Through this.
+    Own(Arc<dyn LeaseHold>),
+    /// It has ended.
+    Done,
 }
 
 impl Lease {
@@ -112,13 +123,39 @@ impl Lease {
     /// # Errors
     ///
     /// [`Misuse::OutOfBounds`] when the memory is smaller.
-    #[inline]
     pub fn new(
         memory: &Memory,
         bytes: usize,
         window: WindowSlice,
         slot: SlotId,
         hold: Arc<dyn LeaseHold>,
+    ) -> Result<Self> {
+        Self::with(memory, bytes, window, slot, End::Own(hold))
+    }
+
+    /// The same, given back through what the memory
+    /// [ends its leases with](Memory::ends_leases_with), which saves counting it.
+    ///
+    /// # Errors
+    ///
+    /// [`Misuse::OutOfBounds`] when the memory is smaller.
+    #[inline]
+    pub fn of_slot(
+        memory: &Memory,
+        bytes: usize,
+        window: WindowSlice,
+        slot: SlotId,
+    ) -> Result<Self> {
+        Self::with(memory, bytes, window, slot, End::OfMemory)
+    }
+
+    #[inline]
+    fn with(
+        memory: &Memory,
+        bytes: usize,
+        window: WindowSlice,
+        slot: SlotId,
+        end: End,
     ) -> Result<Self> {
         if bytes > memory.bytes() {
             return Err(Misuse::OutOfBounds {
@@ -132,7 +169,7 @@ impl Lease {
             operand: Operand::new(memory.addr(), bytes).in_window(window),
             slot,
             memory: memory.clone(),
-            hold: Some(hold),
+            end,
         })
     }
 
@@ -143,7 +180,7 @@ impl Lease {
             operand: self.operand,
             slot: self.slot,
             memory: self.memory.clone(),
-            hold: Some(hold),
+            end: End::Own(hold),
         }
     }
 
@@ -172,17 +209,25 @@ impl Lease {
     /// When the order with later users could not be enqueued.
     #[inline]
     pub fn complete(mut self) -> Result<()> {
-        match self.hold.take() {
-            Some(hold) => hold.complete(),
-            None => Ok(()),
+        match std::mem::replace(&mut self.end, End::Done) {
+            End::OfMemory => self.memory.hold().map_or(Ok(()), LeaseHold::complete),
+            End::Own(hold) => hold.complete(),
+            End::Done => Ok(()),
         }
     }
 }
 
 impl Drop for Lease {
+    #[inline]
     fn drop(&mut self) {
-        if let Some(hold) = self.hold.take() {
-            hold.abandon();
+        match &self.end {
+            End::OfMemory => {
+                if let Some(hold) = self.memory.hold() {
+                    hold.abandon();
+                }
+            }
+            End::Own(hold) => hold.abandon(),
+            End::Done => {}
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use collectives_core::addr::{Addr, WindowSlice};
 use collectives_core::agreement::Record;
 use collectives_core::bootstrap::{Bootstrap, DEFAULT_DEADLINE};
-use collectives_core::collective::{Collective, Counts, Op};
+use collectives_core::collective::Collective;
 use collectives_core::communicator::{AbortHandle, Capabilities, CommInfo, Communicator, Deferred};
 use collectives_core::device::Device;
 use collectives_core::error::{Misuse, Result};
@@ -177,7 +177,7 @@ impl HostCommunicator {
 
     /// # Safety
     ///
-    /// As for [`Communicator::enqueue`]; the calls were checked, and none is empty.
+    /// As for [`Communicator::enqueue`]; the calls were checked, and there is at least one.
     unsafe fn enqueue_checked(&self, calls: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
         if self.device.capture_state(stream)?.is_some() {
             // Without the turn, so that nobody who looks at the stream waits for a peer.
@@ -225,14 +225,6 @@ impl HostCommunicator {
     }
 }
 
-/// Whether the operation moves nothing on any rank. An all-to-all that sends nothing from here may
-/// still receive.
-fn is_empty(call: &Collective<'_>) -> bool {
-    let receives =
-        matches!(call.op, Op::AllToAll { recv_counts } if recv_counts != Counts::Even(0));
-    call.is_empty() && !receives
-}
-
 impl Communicator for HostCommunicator {
     fn info(&self) -> &CommInfo {
         &self.info
@@ -250,14 +242,8 @@ impl Communicator for HostCommunicator {
         self.endpoint().check_open()?;
         self.check(ops)
             .map_err(|error| self.endpoint().named(error))?;
-        if ops.iter().any(is_empty) {
-            let full: Vec<_> = ops.iter().filter(|call| !is_empty(call)).copied().collect();
-            if full.is_empty() {
-                return Ok(());
-            }
-            // SAFETY: By the caller.
-            return unsafe { self.enqueue_checked(&full, stream) };
-        }
+        // Operations without elements meet too: a rank that has none where others have some must
+        // not be the only one to succeed.
         if ops.is_empty() {
             return Ok(());
         }

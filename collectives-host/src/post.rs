@@ -151,6 +151,13 @@ impl Post {
         }
     }
 
+    /// Whether both sides lie at the same place of the same windows as another's.
+    #[inline]
+    pub(crate) fn is_at_place_of(&self, other: &Self) -> bool {
+        let place = |side: &Side| (side.window, side.offset);
+        place(&self.send) == place(&other.send) && place(&self.recv) == place(&other.recv)
+    }
+
     /// The post of one operation in a group.
     pub(crate) fn of_member(call: &Collective<'_>, rank: Rank, world_size: usize) -> Self {
         let mut post = Self::NONE;

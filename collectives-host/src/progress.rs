@@ -2,14 +2,18 @@
 //!
 //! Every unit of work has a position in its stream, counted from one. The word holds the last
 //! position that is complete, and a bit that says whether a thread runs inline work at the moment.
-//! One compare-and-swap begins inline work and one swap ends it, which is all the hot path pays.
+//! One compare-and-swap begins inline work and one store ends it, which is all the hot path pays.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 const BUSY: u64 = 1;
 /// Looks at the word before a thread parks.
 const SPINS: u32 = 100;
+/// The longest a parked thread sleeps between two looks: the end of inline work is a plain store,
+/// after which the look for waiters may come too early to see one.
+const NAP: Duration = Duration::from_micros(200);
 
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
@@ -61,7 +65,10 @@ impl Progress {
     #[inline]
     pub(crate) fn finish(&self) {
         let word = self.enqueued.load(Ordering::Relaxed) << 1;
-        self.publish(word);
+        self.word.store(word, Ordering::Release);
+        if self.waiters.load(Ordering::Relaxed) != 0 {
+            self.wake();
+        }
     }
 
     /// Marks everything up to `position` as complete, and keeps the turn if it is taken. Only for
@@ -94,7 +101,6 @@ impl Progress {
 
     /// Either a waiter sees the new word, or this sees the waiter: both sides are sequentially
     /// consistent.
-    #[inline]
     fn publish(&self, word: u64) {
         self.word.swap(word, Ordering::SeqCst);
         if self.waiters.load(Ordering::SeqCst) != 0 {
@@ -119,10 +125,8 @@ impl Progress {
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let mut parked = self.park.lock().unwrap_or_else(PoisonError::into_inner);
         while !done() {
-            parked = self
-                .changed
-                .wait(parked)
-                .unwrap_or_else(PoisonError::into_inner);
+            let napped = self.changed.wait_timeout(parked, NAP);
+            parked = napped.unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(parked);
         self.waiters.fetch_sub(1, Ordering::SeqCst);

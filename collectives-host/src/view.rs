@@ -41,11 +41,14 @@ impl Single<'_> {
     #[inline]
     pub(crate) fn all_plain_alike(&self, stay: &mut bool) -> bool {
         let first = self.post(0);
-        let mut alike = first.head.flags & (WINDOWS | UNEVEN | GROUP) == 0;
+        let windows = first.head.is(WINDOWS);
+        let mut alike = first.head.flags & (UNEVEN | GROUP) == 0;
         *stay |= !first.head.is(INLINE);
         for rank in 1..self.world_size() {
             let post = self.post(rank);
             alike &= post.head == first.head && post.count == first.count;
+            // A side without elements on some rank makes places differ, and takes the closer look.
+            alike &= !windows || post.is_at_place_of(first);
             *stay |= !post.head.is(INLINE);
         }
         alike

@@ -50,12 +50,14 @@ impl Hold {
     }
 
     /// Whether a lease is out. What its holder did before giving it back happened before this.
+    #[inline]
     pub(super) fn is_leased(&self) -> bool {
         self.busy.load(Ordering::Acquire)
     }
 
     /// Marks the slot leased. Only the pool does, through `&mut`, so that nobody else can between
     /// it and [`Hold::is_leased`].
+    #[inline]
     pub(super) fn take(&self) {
         self.busy.store(true, Ordering::Relaxed);
     }
@@ -70,6 +72,7 @@ impl Hold {
         self.records.store(true, Ordering::Relaxed);
     }
 
+    #[inline]
     fn give_back(&self) -> Result<()> {
         let recorded = if self.records.load(Ordering::Relaxed) {
             self.records.store(false, Ordering::Relaxed);
@@ -90,6 +93,7 @@ impl Hold {
 }
 
 impl LeaseHold for Hold {
+    #[inline]
     fn complete(&self) -> Result<()> {
         self.give_back()
     }

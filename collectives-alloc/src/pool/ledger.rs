@@ -27,16 +27,19 @@ pub(super) enum Event {
 
 impl Ledger {
     /// One word of the digest of decisions.
+    #[inline]
     pub(super) fn note(&mut self, event: Event, word: u64) {
         self.decisions = self.decisions.word(event as u64 ^ word.rotate_left(8));
     }
 
+    #[inline]
     pub(super) fn request(&mut self, bytes: usize) {
         self.stats.requests += 1;
         self.stats.histogram.count(bytes);
         self.decisions = self.decisions.size(bytes);
     }
 
+    #[inline]
     pub(super) fn served(&mut self, event: Event, generation: u64, bytes: usize) {
         match event {
             Event::Growth => self.stats.growths += 1,
@@ -59,6 +62,7 @@ impl Ledger {
         }
     }
 
+    #[inline]
     pub(super) fn ordered(&mut self, waited: bool, captured: bool) {
         self.stats.fences += u64::from(waited);
         self.stats.captured += u64::from(captured);

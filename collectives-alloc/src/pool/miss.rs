@@ -160,7 +160,8 @@ impl Pool {
         let id = self.table.next_slot();
         let device = Arc::clone(comm.device());
         let place = (comm.info().id, window);
-        let slot = Slot::new(id, parts, device, place, (growing.capacity, mapped));
+        let slot = Slot::new(id, parts, device, place, (growing.capacity, mapped))
+            .map_err(Error::poisoning)?;
         let index = self.table.at(growing.domain).push(slot);
         let total = self.table.mapped();
         self.ledger.registered(id.0, self.sealed, total);

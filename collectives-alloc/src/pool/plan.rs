@@ -76,6 +76,7 @@ impl Pool {
     }
 
     /// The policy's answer, where the cap and the policy's own contract allow it.
+    #[inline]
     pub(super) fn judge(&self, views: &[SlotView], ask: &Ask) -> Result<Verdict> {
         let refused = |why| {
             Error::new(ErrorKind::Refused {

@@ -15,6 +15,7 @@ use crate::pool::{Growing, Home, Pool, Verdict};
 
 impl Pool {
     /// Whether this pool may work, and for this communicator.
+    #[inline]
     pub(super) fn admit(&mut self, info: &CommInfo) -> Result<Home> {
         if self.closed {
             return Err(Error::new(ErrorKind::Closed));
@@ -35,6 +36,7 @@ impl Pool {
         Ok(home)
     }
 
+    #[inline]
     pub(super) fn serve(
         &mut self,
         comm: &mut dyn Communicator,
@@ -66,6 +68,7 @@ impl Pool {
     }
 
     /// The policy's answer for a domain, after taking a reserved slot over where that serves.
+    #[inline]
     pub(super) fn decide(&mut self, domain: usize, ask: &Ask) -> Result<Verdict> {
         let verdict = self.consult(domain, ask)?;
         if domain != SHARED
@@ -79,6 +82,7 @@ impl Pool {
         Ok(verdict)
     }
 
+    #[inline]
     pub(super) fn consult(&mut self, domain: usize, ask: &Ask) -> Result<Verdict> {
         self.table.at(domain).refresh();
         let verdict = self.judge(self.table.domains()[domain].views(), ask)?;

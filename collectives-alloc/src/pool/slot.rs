@@ -7,7 +7,7 @@ use collectives_core::device::Device;
 use collectives_core::error::{Error, ErrorKind, Misuse, Result};
 use collectives_core::memory::Memory;
 use collectives_core::rank::{CaptureId, CommId};
-use collectives_core::scratch::{Lease, LeaseHold, Site, SlotId};
+use collectives_core::scratch::{Lease, Site, SlotId};
 use collectives_core::stats::SlotStats;
 use collectives_core::stream::{Fence, StreamRef};
 
@@ -49,42 +49,46 @@ impl Slot {
         device: Arc<dyn Device>,
         (comm, window): (CommId, WindowId),
         (capacity, mapped): (usize, usize),
-    ) -> Self {
+    ) -> Result<Self> {
         let start = WindowSlice {
             comm,
             window,
             offset: 0,
         };
-        Self {
+        let hold = Hold::new(id, parts.fence, device, parts.memory.keep_alive());
+        parts.memory.ends_leases_with(Arc::<Hold>::clone(&hold))?;
+        Ok(Self {
             id,
             window,
             capacity,
             mapped,
             start,
-            hold: Hold::new(id, parts.fence, device, parts.memory.keep_alive()),
+            hold,
             memory: parts.memory,
             last_user: None,
             claimed: false,
             last_capture: None,
             _charge: parts.charge,
-        }
+        })
     }
 
+    #[inline]
     pub(super) fn is_leased(&self) -> bool {
         self.hold.is_leased()
     }
 
     /// A lease of the first `bytes` bytes; the caller has ordered the use and checked that the slot
     /// is free and large enough.
+    #[inline]
     pub(super) fn lease(&self, bytes: usize) -> Result<Lease> {
-        let hold: Arc<dyn LeaseHold> = Arc::<Hold>::clone(&self.hold);
-        let lease = Lease::new(&self.memory, bytes, self.start, self.id, hold)?;
+        let lease = Lease::of_slot(&self.memory, bytes, self.start, self.id)?;
         self.hold.take();
         Ok(lease)
     }
 
     /// Orders the coming use after the last one, if `events`, and gives the graph its claim.
     /// Returns whether a wait was enqueued.
+    #[inline]
     pub(super) fn order(&mut self, site: Site<'_>, events: bool) -> Result<bool> {
         match site.capture {
             Some(capture) => self.order_captured(site.stream, capture, events),
@@ -92,6 +96,7 @@ impl Slot {
         }
     }
 
+    #[inline]
     fn order_eager(&mut self, stream: &StreamRef, events: bool) -> Result<bool> {
         self.forget_dead_claims();
         let moved = self
@@ -174,6 +179,7 @@ impl Slot {
     }
 
     /// Notices that all graphs that claimed the slot are gone, which changes no decision.
+    #[inline]
     fn forget_dead_claims(&mut self) {
         if self.claimed && self.memory.is_sole_owner() {
             self.claimed = false;

@@ -52,6 +52,7 @@ impl Slots {
 
     /// Looks which leases ended since the last time. Only the pool begins one, so a slot that was
     /// free still is.
+    #[inline]
     pub(super) fn refresh(&mut self) {
         for (view, slot) in self.views.iter_mut().zip(&self.live) {
             if view.leased {
@@ -61,6 +62,7 @@ impl Slots {
     }
 
     /// Leases `bytes` bytes of a slot that is free, large enough and ordered.
+    #[inline]
     pub(super) fn lease(&mut self, index: usize, bytes: usize) -> Result<Lease> {
         let lease = self.live[index].lease(bytes)?;
         self.views[index].leased = true;
@@ -72,6 +74,7 @@ impl Slots {
         &self.views
     }
 
+    #[inline]
     pub(super) fn slot(&mut self, index: usize) -> &mut Slot {
         &mut self.live[index]
     }
@@ -117,6 +120,7 @@ impl Table {
     }
 
     /// The index of the domain of a use, which exists from then on.
+    #[inline]
     pub(super) fn domain(&mut self, site: Site<'_>) -> usize {
         let key = match self.mode {
             DomainMode::Shared => return SHARED,
@@ -134,6 +138,7 @@ impl Table {
         self.domains.len() - 1
     }
 
+    #[inline]
     pub(super) fn at(&mut self, domain: usize) -> &mut Slots {
         &mut self.domains[domain]
     }

@@ -161,10 +161,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         let routes: Vec<_> = group
             .calls
             .iter()
-            .map(|call| match call.is_empty() {
-                true => Route::ordinary(Path::Direct, Reason::Empty),
-                false => self.route(call, captured),
-            })
+            .map(|call| self.route(call, captured))
             .collect();
         let lease = self.lease_for(&group.calls, &routes, Site { stream, capture })?;
         let mut offset = 0;
@@ -195,9 +192,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             };
             route::permit(call, path, reason, self.fallback)?;
             reports.push(OpReport::unstaged(call, path, reason, kernel));
-            if reason != Reason::Empty {
-                staged.push(Staged::as_is(*call));
-            }
+            staged.push(Staged::as_is(*call));
         }
         if !staged.is_empty() {
             let mut owners: Vec<_> = group.owners.iter().collect();

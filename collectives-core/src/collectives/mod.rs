@@ -61,7 +61,9 @@ pub struct Collectives<C, A = NoScratch> {
 impl<C: Communicator> Collectives<C> {
     /// The handle without scratch, which never stages.
     pub fn without_scratch(comm: C) -> Self {
-        Self::new(comm, NoScratch)
+        let mut collectives = Self::new(comm, NoScratch);
+        collectives.set_staging(Staging::Never);
+        collectives
     }
 }
 

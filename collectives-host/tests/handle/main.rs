@@ -1,4 +1,5 @@
 //! `Collectives` on the host backend: what users call, with scratch and without.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod disagreement;
 mod failure;

@@ -113,7 +113,7 @@ fn without_scratch_nothing_is_staged(#[values(Inline, Asynchronous)] mode: Strea
         let report = collectives.all_reduce(&mut tensor, ReduceOp::Sum, &stream)?;
         assert_eq!(
             (report.path, report.reason),
-            (Path::Fallback, Reason::StagingOff)
+            (Path::Direct, Reason::StagingOff)
         );
         assert_eq!(tensor.read(&stream)?, [2; 10]);
         let _deferred = collectives.close()?;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::sample::Sample;
+use crate::sample::{Sample, smallest};
 
 /// The time-stamp counter where there is one, calibrated against the system's clock.
 ///
@@ -12,6 +12,7 @@ use crate::sample::Sample;
 pub(crate) struct Clock {
     nanoseconds_per_tick: f64,
     overhead: f64,
+    step: f64,
 }
 
 impl Clock {
@@ -30,10 +31,30 @@ impl Clock {
         let mut clock = Self {
             nanoseconds_per_tick,
             overhead: 0.0,
+            step: 0.0,
         };
         let empty = (0..10_001).map(|_| clock.single(|| ())).collect();
         clock.overhead = Sample::new(empty).quantile(0.5);
+        let steps = (0..1_000).map(|_| clock.next_step());
+        clock.step = smallest(steps).unwrap_or(0.0);
         clock
+    }
+
+    /// The smallest difference of two reads: virtual machines make coarse counters.
+    pub(crate) const fn step(&self) -> f64 {
+        self.step
+    }
+
+    fn next_step(&self) -> f64 {
+        let first = ticks();
+        loop {
+            let later = ticks();
+            if later != first {
+                #[expect(clippy::cast_precision_loss, reason = "short spans fit into 53 bits")]
+                let ticked = (later - first) as f64;
+                return ticked * self.nanoseconds_per_tick;
+            }
+        }
     }
 
     /// What an empty measurement takes, in nanoseconds.

@@ -44,6 +44,7 @@ mod watchdog;
 
 use std::error::Error;
 use std::fs;
+use std::time::Instant;
 
 use collectives_core::collective::OpKind;
 use collectives_core::dtype::DType;
@@ -91,11 +92,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         host: Vec::new(),
     };
     if options.wants(Section::Lease) {
+        quiet::wait(Instant::now() + options.patience());
         let lease = lease::measure(options.quick)?;
         table::lease(&lease);
         figures.lease = Some(lease);
     }
     if options.wants(Section::Lookup) {
+        quiet::wait(Instant::now() + options.patience());
         let lookup = lookup::measure(options.quick)?;
         table::lookup(&lookup);
         figures.lookup = Some(lookup);

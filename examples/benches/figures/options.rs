@@ -93,7 +93,11 @@ impl Options {
         let quick = self.quick.then_some(1);
         Effort {
             rounds: self.rounds.or(quick).unwrap_or(usual).max(1),
-            patience: Duration::from_secs(self.patience),
+            patience: self.patience(),
         }
+    }
+
+    pub(crate) const fn patience(&self) -> Duration {
+        Duration::from_secs(self.patience)
     }
 }

@@ -55,8 +55,9 @@ pub(crate) fn lease(lease: &Lease) {
     ));
     println!("{table}\n");
     println!(
-        "Single hits: less {:.1} ns, what an empty pair of fenced clock reads takes.",
-        lease.clock_overhead
+        "Single hits: less {:.1} ns, what an empty pair of fenced clock reads takes; the clock \
+         moves in steps of {:.1} ns.",
+        lease.clock_overhead, lease.clock_step
     );
     let (allocations, hits) = (lease.heap_allocations, lease.counted_hits);
     println!("Heap allocations in {hits} hits: {allocations}.");
