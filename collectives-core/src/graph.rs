@@ -26,7 +26,7 @@ pub unsafe trait Graphs: Debug {
     ///
     /// # Errors
     ///
-    /// [`CaptureFault::AlreadyCapturing`](crate::error::CaptureFault::AlreadyCapturing).
+    /// [`CaptureFault::AlreadyCapturing`].
     ///
     /// # Safety
     ///
@@ -60,7 +60,7 @@ pub unsafe trait Graphs: Debug {
     ///
     /// # Errors
     ///
-    /// [`CaptureFault`](crate::error::CaptureFault), for example because the capture was
+    /// [`CaptureFault`], for example because the capture was
     /// invalidated; everything it had retained is released then.
     ///
     /// # Safety

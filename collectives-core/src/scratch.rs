@@ -285,7 +285,7 @@ pub trait ScratchAllocator: fmt::Debug + Send {
     ///
     /// # Errors
     ///
-    /// [`Misuse::ZeroBytes`](crate::error::Misuse::ZeroBytes);
+    /// [`Misuse::ZeroBytes`];
     /// [`NeedsReserve`](crate::error::ErrorKind::NeedsReserve) for a miss while capturing or
     /// sealed, [`Refused`](crate::error::ErrorKind::Refused) by cap, limit or policy,
     /// [`OutOfMemory`](crate::error::ErrorKind::OutOfMemory), and those of
@@ -305,14 +305,14 @@ pub trait ScratchAllocator: fmt::Debug + Send {
     ///
     /// # Errors
     ///
-    /// [`Misuse::ZeroBytes`](crate::error::Misuse::ZeroBytes).
+    /// [`Misuse::ZeroBytes`].
     fn plan(&self, info: &CommInfo, requests: &[Request]) -> Result<Plan>;
 
     /// Makes each of these requests a hit from now on; collective.
     ///
     /// # Errors
     ///
-    /// As [`ScratchAllocator::acquire`], and [`Misuse::Sealed`](crate::error::Misuse::Sealed).
+    /// As [`ScratchAllocator::acquire`], and [`Misuse::Sealed`].
     fn reserve(&mut self, comm: &mut dyn Communicator, requests: &[Request]) -> Result<Plan>;
 
     /// Makes every later miss an error or a counted fallback.
