@@ -35,7 +35,11 @@ pub struct Case {
 impl Case {
     /// A case of three ranks on hostile devices, which needs nothing.
     #[must_use]
-    pub const fn new(id: &'static str, title: &'static str, run: fn(&mut Rig<'_>) -> Outcome) -> Self {
+    pub const fn new(
+        id: &'static str,
+        title: &'static str,
+        run: fn(&mut Rig<'_>) -> Outcome,
+    ) -> Self {
         Self {
             id,
             title,
@@ -129,7 +133,8 @@ pub fn refused<T>(what: &str, result: Result<T, Error>) -> Outcome<Error> {
 #[macro_export]
 macro_rules! ensure {
     ($condition:expr, $($text:tt)+) => {
-        if !$condition {
+        let holds: bool = $condition;
+        if !holds {
             return Err($crate::case::Failure(format!($($text)+)));
         }
     };

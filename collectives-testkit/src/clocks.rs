@@ -119,7 +119,8 @@ impl Clocks {
             ));
         }
         // What is covered by a later write need not be compared again.
-        self.past.retain(|past| !(what.covers(&past.what) && before(past)));
+        self.past
+            .retain(|past| !(what.covers(&past.what) && before(past)));
         self.past.push(Past { what, stream, time });
     }
 

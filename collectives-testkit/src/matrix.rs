@@ -5,6 +5,8 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
+use libtest_mimic::{Arguments, Trial};
+
 use crate::case::{Case, Failure};
 use crate::harness::Harness;
 use crate::planted::Planted;
@@ -43,41 +45,6 @@ impl Row {
     }
 }
 
-/// Runs every case whose name contains `filter` under its bug.
-#[must_use]
-pub fn run(harness: &Arc<dyn Harness>, filter: &str) -> Vec<Row> {
-    let cases: Vec<_> = suites::cases()
-        .filter(|(suite, case)| case.name(suite).contains(filter))
-        .filter(|(_, case)| missing(&**harness, case).is_none())
-        .collect();
-    let worlds = Worlds::new(Arc::clone(harness), Limits::SHORT);
-    let next = Mutex::new(cases.iter().enumerate());
-    let rows = Mutex::new(Vec::new());
-    let workers = if harness.is_exclusive() {
-        1
-    } else {
-        thread::available_parallelism().map_or(2, usize::from).min(8) + 1
-    };
-    thread::scope(|scope| {
-        for _ in 0..workers {
-            scope.spawn(|| {
-                loop {
-                    let taken = next.lock().unwrap_or_else(PoisonError::into_inner).next();
-                    let Some((index, &(suite, case))) = taken else {
-                        return;
-                    };
-                    let row = prove(&worlds, suite, case);
-                    let mut rows = rows.lock().unwrap_or_else(PoisonError::into_inner);
-                    rows.push((index, row));
-                }
-            });
-        }
-    });
-    let mut rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
-    rows.sort_by_key(|(index, _)| *index);
-    rows.into_iter().map(|(_, row)| row).collect()
-}
-
 fn prove(worlds: &Worlds, suite: &'static str, case: &'static Case) -> Row {
     let mut row = Row {
         suite,
@@ -97,7 +64,8 @@ fn prove(worlds: &Worlds, suite: &'static str, case: &'static Case) -> Row {
             && missing(&**worlds.harness(), control).is_none()
             && let Err(failure) = worlds.run(control, Some(bug))
         {
-            row.disturbed.push(format!("{}: {failure}", control.name(suite)));
+            row.disturbed
+                .push(format!("{}: {failure}", control.name(suite)));
         }
     }
     row
@@ -128,37 +96,36 @@ pub fn table(rows: &[Row]) -> String {
     text
 }
 
-/// The `main` of a matrix: prints it and fails unless every case is proven.
-///
-/// An argument that is no option keeps only the cases whose names contain it; `--verbose` shows how
-/// bugs were caught.
+/// The `main` of a matrix: one test per case, which runs it under its bug and the controls beside it;
+/// the matrix of what was run is printed at the end.
 #[must_use]
 pub fn main(harness: Arc<dyn Harness>) -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let name = "every_case_catches_its_planted_bug";
-    if arguments.iter().any(|argument| argument == "--list") {
-        // What runners ask for before they run anything.
-        if !arguments.iter().any(|argument| argument == "--ignored") {
-            println!("{name}: test");
-        }
-        return ExitCode::SUCCESS;
+    let mut arguments = Arguments::from_args();
+    if harness.is_exclusive() {
+        arguments.test_threads = Some(1);
     }
-    let filter = arguments
-        .iter()
-        .find(|argument| !argument.starts_with("--") && *argument != name)
-        .map_or("", String::as_str);
-    quiet_panics();
-    let rows = run(&harness, filter);
-    print!("{}", table(&rows));
-    if arguments.iter().any(|argument| argument == "--verbose") {
-        for row in &rows {
-            if let Some(failure) = &row.caught {
-                println!("{}::{}: {failure}\n", row.suite, row.case.id);
-            }
-        }
+    if !arguments.list {
+        quiet_panics();
     }
+    let worlds = Arc::new(Worlds::new(Arc::clone(&harness), Limits::SHORT));
+    let rows = Arc::new(Mutex::new(Vec::new()));
+    let trials = suites::cases()
+        .enumerate()
+        .map(|(index, (suite, case))| trial(&worlds, &rows, index, suite, case))
+        .collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    let mut rows = std::mem::take(&mut *rows.lock().unwrap_or_else(PoisonError::into_inner));
+    if arguments.list || rows.is_empty() {
+        return conclusion.exit_code();
+    }
+    rows.sort_by_key(|(index, _)| *index);
+    let rows: Vec<Row> = rows.into_iter().map(|(_, row)| row).collect();
     let proven = rows.iter().filter(|row| row.is_proven()).count();
-    println!("{proven} of {} cases are proven", rows.len());
+    println!(
+        "{}\n{proven} of {} cases are proven",
+        table(&rows),
+        rows.len()
+    );
     let mut report = Report::new(harness.name());
     for row in &rows {
         let mut entry = Entry::new(row.suite, row.case);
@@ -169,10 +136,35 @@ pub fn main(harness: Arc<dyn Harness>) -> ExitCode {
         eprintln!("the report could not be written: {error}");
         return ExitCode::FAILURE;
     }
-    if proven == rows.len() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
+    conclusion.exit_code()
+}
+
+type Rows = Arc<Mutex<Vec<(usize, Row)>>>;
+
+fn trial(
+    worlds: &Arc<Worlds>,
+    rows: &Rows,
+    index: usize,
+    suite: &'static str,
+    case: &'static Case,
+) -> Trial {
+    let bug = case.bug.map_or("nothing", Planted::name);
+    let name = format!("{}::catches::{bug}", case.name(suite));
+    let lacks = missing(&**worlds.harness(), case);
+    let (worlds, rows) = (Arc::clone(worlds), Arc::clone(rows));
+    let prove = move || {
+        let row = prove(&worlds, suite, case);
+        let proven = row.is_proven();
+        let text = table(std::slice::from_ref(&row));
+        let mut rows = rows.lock().unwrap_or_else(PoisonError::into_inner);
+        rows.push((index, row));
+        if proven { Ok(()) } else { Err(text.into()) }
+    };
+    match lacks {
+        None => Trial::test(name, prove),
+        Some((capability, reason)) => Trial::test(name, prove)
+            .with_ignored_flag(true)
+            .with_kind(format!("skip: {capability}: {reason}")),
     }
 }
 

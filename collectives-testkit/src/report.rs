@@ -142,7 +142,10 @@ impl Report {
         let mut all = Self::new(&self.backend);
         let mut paths: Vec<PathBuf> = fs::read_dir(&parts)?
             .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-            .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+            .filter(|path| {
+                path.extension()
+                    .is_some_and(|extension| extension == "json")
+            })
             .collect();
         paths.sort_by_key(|path| fs::metadata(path).and_then(|data| data.modified()).ok());
         for path in paths {
@@ -170,7 +173,10 @@ impl Report {
         let mut ids: Vec<_> = self.entries.values().map(|entry| &entry.id).collect();
         ids.sort();
         ids.dedup();
-        let caught = self.entries.values().filter(|entry| entry.caught == Some(true));
+        let caught = self
+            .entries
+            .values()
+            .filter(|entry| entry.caught == Some(true));
         let mut text = format!(
             "# Conformance of `{}`\n\n{} ids, {} cases: {} passed, {} failed, {} skipped, {} not \
              run. {} planted bugs caught.\n\n| id | case | planted bug | caught | outcome \

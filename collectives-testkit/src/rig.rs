@@ -65,7 +65,6 @@ impl std::fmt::Debug for Rig<'_> {
 }
 
 impl<'w> Rig<'w> {
-    #[expect(clippy::too_many_arguments, reason = "one caller, which has them apart")]
     pub(crate) fn new(
         harness: &'w Arc<dyn Harness>,
         setup: Setup,
@@ -359,9 +358,8 @@ impl<'w> Rig<'w> {
     pub fn replay_of(&mut self, handle: &mut Handle, bytes: usize) -> Outcome<Replay> {
         let _plan = handle.reserve(&[Request::new(bytes)])?;
         let mut tensor = self.tensor::<u32>(bytes / 4, 0)?;
-        let (graph, _) = self.capture(|capture| {
-            handle.all_reduce(&mut tensor, ReduceOp::Sum, capture.stream())
-        })?;
+        let (graph, _) = self
+            .capture(|capture| handle.all_reduce(&mut tensor, ReduceOp::Sum, capture.stream()))?;
         Ok(Replay {
             tensor,
             executable: graph.instantiate()?,

@@ -50,6 +50,12 @@ pub fn missing(harness: &dyn Harness, case: &Case) -> Option<(Capability, String
         })
 }
 
+/// The case that a capability which is not claimed is not there, where that can be seen.
+#[must_use]
+pub fn unclaimed(capability: Capability) -> Option<&'static Case> {
+    unclaimed::case(capability)
+}
+
 /// Runs the kit as the test harness of the process: the `main` of
 /// [`conformance_main!`](crate::conformance_main).
 #[must_use]

@@ -62,7 +62,10 @@ fn symmetric(rig: &mut Rig<'_>) -> Outcome {
 fn graphs(rig: &mut Rig<'_>) -> Outcome {
     let device = rig.device();
     ensure!(device.graphs().is_none(), "the device offers graphs");
-    let error = refused("a capture", Capture::begin(&*device, &mut rig.stream).map(drop))?;
+    let error = refused(
+        "a capture",
+        Capture::begin(&*device, &mut rig.stream).map(drop),
+    )?;
     ensure!(
         *error.kind() == ErrorKind::Unsupported(Unsupported::Graphs),
         "not unsupported: {error}"

@@ -22,10 +22,6 @@ macro_rules! exact {
             const EXACT_TO: u32 = $to;
 
             fn of(value: u32) -> Self {
-                #[expect(
-                    clippy::redundant_closure_call,
-                    reason = "one shape for all types"
-                )]
                 ($of)(value)
             }
         }

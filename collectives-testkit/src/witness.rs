@@ -316,7 +316,7 @@ impl Interpose for Arc<Witness> {
     fn captured(&self, capture: Option<CaptureId>) -> Option<Arc<dyn GraphHooks>> {
         let steps = self.lock().clocks.take_capture(capture?);
         Some(Arc::new(Replays {
-            witness: Arc::clone(self),
+            witness: Self::clone(self),
             steps,
         }))
     }

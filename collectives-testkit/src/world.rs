@@ -201,14 +201,16 @@ struct RankThread {
 impl RankThread {
     fn serve(self, jobs: &Receiver<Job>, replies: &Sender<Reply>) {
         let joined = catch_unwind(AssertUnwindSafe(|| {
-            self.harness
-                .join(Arc::clone(&self.bootstrap), &self.setup)
+            self.harness.join(Arc::clone(&self.bootstrap), &self.setup)
         }));
         let mut joined = match joined {
             Ok(Ok(joined)) => joined,
             Ok(Err(error)) => return self.give_up(replies, format!("cannot join: {error}")),
             Err(panic) => {
-                return self.give_up(replies, format!("panicked while joining: {}", text(&*panic)));
+                return self.give_up(
+                    replies,
+                    format!("panicked while joining: {}", text(&*panic)),
+                );
             }
         };
         if replies.send(Ok(())).is_err() {

@@ -65,9 +65,8 @@ impl<C: Communicator> Communicator for WithoutSymmetric<C> {
 
     fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn Communicator>>> {
         let child = self.inner.split(color, key)?;
-        Ok(child.map(|child| -> Box<dyn Communicator> {
-            Box::new(WithoutSymmetric::around(child))
-        }))
+        Ok(child
+            .map(|child| -> Box<dyn Communicator> { Box::new(WithoutSymmetric::around(child)) }))
     }
 
     fn abort_handle(&self) -> AbortHandle {

@@ -132,7 +132,10 @@ impl GraphExecutable for Executable {
             return self.inner.update(from);
         };
         self.inner.update(&*template.inner)?;
-        let follows = self.hooks.as_ref().is_none_or(|hooks| hooks.follows_updates());
+        let follows = self
+            .hooks
+            .as_ref()
+            .is_none_or(|hooks| hooks.follows_updates());
         if follows {
             self.hooks = template.hooks.clone().and_then(GraphHooks::for_executable);
         }

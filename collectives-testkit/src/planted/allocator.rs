@@ -82,7 +82,12 @@ impl BuggedAllocator {
         self.bug == bug
     }
 
-    fn served(&mut self, comm: &mut dyn Communicator, lease: Lease, site: Site<'_>) -> Result<Lease> {
+    fn served(
+        &mut self,
+        comm: &mut dyn Communicator,
+        lease: Lease,
+        site: Site<'_>,
+    ) -> Result<Lease> {
         match self.bug {
             Planted::LeasesEndAtOnce => {
                 let shown = lease.seen_through(Arc::new(Nothing));

@@ -204,9 +204,7 @@ impl Bugged {
         let outcome = symmetric_of(inner)?.register(memory);
         self.registered += u64::from(outcome.is_ok());
         match outcome {
-            Ok(window) if self.is(Planted::WindowsNumberedLocally) => {
-                Ok(WindowId(window.0 + rank))
-            }
+            Ok(window) if self.is(Planted::WindowsNumberedLocally) => Ok(WindowId(window.0 + rank)),
             Err(error)
                 if self.is(Planted::DoubleRegisterAllowed)
                     && error.misuse() == Some(&Misuse::AlreadyRegistered) =>

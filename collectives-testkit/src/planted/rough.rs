@@ -55,9 +55,8 @@ impl Rough {
     }
 
     fn fit(&self, bytes: usize) -> Option<usize> {
-        let fits = |slot: &&Slot| {
-            slot.memory.bytes() >= bytes && !slot.busy.load(Ordering::Acquire)
-        };
+        let fits =
+            |slot: &&Slot| slot.memory.bytes() >= bytes && !slot.busy.load(Ordering::Acquire);
         let by_address = self.is(Planted::TiesByAddress);
         let chosen = self.slots.iter().filter(fits).min_by_key(|slot| {
             let tie = if by_address {
@@ -80,7 +79,12 @@ impl Rough {
     }
 
     fn grow(&mut self, comm: &mut dyn Communicator, bytes: usize) -> Result<usize> {
-        let room = bytes + if self.is(Planted::UnevenOffsets) { 4096 } else { 0 };
+        let room = bytes
+            + if self.is(Planted::UnevenOffsets) {
+                4096
+            } else {
+                0
+            };
         let largest = self.slots.iter().map(|slot| slot.memory.bytes()).max();
         if self.is(Planted::ReplaceWithoutClaims) {
             for slot in std::mem::take(&mut self.slots) {
@@ -192,7 +196,12 @@ impl ScratchAllocator for Rough {
             return Err(Misuse::ZeroBytes.into());
         }
         self.stats.requests += 1;
-        let room = request.bytes + if self.is(Planted::UnevenOffsets) { 4096 } else { 0 };
+        let room = request.bytes
+            + if self.is(Planted::UnevenOffsets) {
+                4096
+            } else {
+                0
+            };
         let index = match self.fit(room) {
             Some(index) => index,
             None if site.capture.is_some() => {

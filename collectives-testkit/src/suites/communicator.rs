@@ -21,24 +21,48 @@ use crate::{ensure, ensure_eq};
 
 /// The cases.
 pub const CASES: &[Case] = &[
-    Case::new("E12", "every operation is exact for every type and any count", every_operation)
-        .catches(Planted::LastElementLost),
-    Case::new("E10", "results go to the output and out of place leaves the input", in_and_out)
-        .catches(Planted::InputClobbered),
-    Case::new("F12", "staged and direct calls of every policy are equal", policies_agree)
-        .needs(&[Symmetric])
-        .catches(Planted::StagedSumIsMaximum),
-    Case::new("E9", "a staged operation reads the lease and not the tensor", reads_the_lease)
-        .needs(&[Symmetric])
-        .catches(Planted::OriginalPointer),
+    Case::new(
+        "E12",
+        "every operation is exact for every type and any count",
+        every_operation,
+    )
+    .catches(Planted::LastElementLost),
+    Case::new(
+        "E10",
+        "results go to the output and out of place leaves the input",
+        in_and_out,
+    )
+    .catches(Planted::InputClobbered),
+    Case::new(
+        "F12",
+        "staged and direct calls of every policy are equal",
+        policies_agree,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::StagedSumIsMaximum),
+    Case::new(
+        "E9",
+        "a staged operation reads the lease and not the tensor",
+        reads_the_lease,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::OriginalPointer),
     Case::new("E17", "the path reported is the path taken", paths)
         .needs(&[Symmetric])
         .catches(Planted::WindowsStripped),
-    Case::new("D2", "operations of a world and of its parts do not mix", subgroups)
-        .on(4)
-        .catches(Planted::ColorIgnored),
-    Case::new("F6", "without symmetric memory every call takes the ordinary path", without)
-        .catches(Planted::LastElementLost),
+    Case::new(
+        "D2",
+        "operations of a world and of its parts do not mix",
+        subgroups,
+    )
+    .on(4)
+    .catches(Planted::ColorIgnored),
+    Case::new(
+        "F6",
+        "without symmetric memory every call takes the ordinary path",
+        without,
+    )
+    .catches(Planted::LastElementLost),
 ];
 
 fn every_operation(rig: &mut Rig<'_>) -> Outcome {
@@ -81,7 +105,12 @@ fn operations<T: Exact>(rig: &Rig<'_>, handle: &mut Handle, count: usize) -> Out
     let root = Rank::new(count % ranks);
     let mut tensor = rig.tensor::<T>(count, 3)?;
     handle.broadcast(&mut tensor, root, stream)?;
-    rig.expect_all(&what(OpKind::Broadcast), &tensor, &input(root.index(), 3), stream)?;
+    rig.expect_all(
+        &what(OpKind::Broadcast),
+        &tensor,
+        &input(root.index(), 3),
+        stream,
+    )?;
 
     let mut tensor = rig.tensor::<T>(count, 4)?;
     handle.reduce(&mut tensor, ReduceOp::Sum, root, stream)?;
@@ -106,13 +135,23 @@ fn operations<T: Exact>(rig: &Rig<'_>, handle: &mut Handle, count: usize) -> Out
     handle.reduce_scatter(&whole, &mut part, ReduceOp::Sum, stream)?;
     let expected = values::sum::<T>(ranks, count * ranks, 6);
     let mine = rank * count..(rank + 1) * count;
-    rig.expect_all(&what(OpKind::ReduceScatter), &part, &expected[mine.clone()], stream)?;
+    rig.expect_all(
+        &what(OpKind::ReduceScatter),
+        &part,
+        &expected[mine.clone()],
+        stream,
+    )?;
 
     let mut part = zeros(count)?;
     let send = (rank == root.index()).then_some(&whole);
     handle.scatter(send, &mut part, root, stream)?;
     let of_root = values::input::<T>(root.index(), ranks, count * ranks, 6);
-    rig.expect_all(&what(OpKind::Scatter), &part, &of_root[mine.clone()], stream)?;
+    rig.expect_all(
+        &what(OpKind::Scatter),
+        &part,
+        &of_root[mine.clone()],
+        stream,
+    )?;
 
     let mut exchanged = zeros(count * ranks)?;
     handle.all_to_all(&whole, &mut exchanged, stream)?;
@@ -216,7 +255,11 @@ fn reads_the_lease(rig: &mut Rig<'_>) -> Outcome {
         for side in [op.send, op.recv] {
             ensure_eq!(side.bytes, bytes, "bytes of the operand");
             let found = handle_window(&handle, side);
-            ensure_eq!(side.window, found, "the window the operand names, and the one it is in");
+            ensure_eq!(
+                side.window,
+                found,
+                "the window the operand names, and the one it is in"
+            );
             ensure!(side.window.is_some(), "a staged operand lies in no window");
         }
     }
@@ -255,12 +298,7 @@ fn paths(rig: &mut Rig<'_>) -> Outcome {
 }
 
 /// Runs an all-reduce and compares the report with what reached the backend and with its table.
-fn path_of(
-    rig: &Rig<'_>,
-    handle: &mut Handle,
-    tensor: &mut Buffer<i32>,
-    op: ReduceOp,
-) -> Outcome {
+fn path_of(rig: &Rig<'_>, handle: &mut Handle, tensor: &mut Buffer<i32>, op: ReduceOp) -> Outcome {
     use collectives_core::communicator::Communicator;
     rig.witness().forget();
     let report = handle.all_reduce(tensor, op, rig.stream())?;
@@ -278,7 +316,10 @@ fn path_of(
     // A buffer in a window keeps it also on the ordinary path.
     let ordinary = matches!(report.path, Path::Direct | Path::Fallback);
     let agrees = taken.contains(&report.path) || ordinary && own;
-    ensure!(agrees, "reported {report:?}, reached the backend: {reached:?}");
+    ensure!(
+        agrees,
+        "reported {report:?}, reached the backend: {reached:?}"
+    );
     let call = Collective {
         op: Op::AllReduce(op),
         dtype: DType::I32,
@@ -287,11 +328,16 @@ fn path_of(
         counts: Counts::Even(tensor.len()),
     };
     let table = &handle.communicator().capabilities().paths;
-    let ruled = table.rule(&call, Rank::new(rig.rank()), rig.ranks()).is_ok();
+    let ruled = table
+        .rule(&call, Rank::new(rig.rank()), rig.ranks())
+        .is_ok();
     let symmetric = matches!(report.path, Path::ZeroCopy | Path::Staged);
-    ensure!(ruled || !symmetric, "a symmetric path without a kernel: {report:?}");
     ensure!(
-        !ruled || !tensor.window().is_some() || symmetric,
+        ruled || !symmetric,
+        "a symmetric path without a kernel: {report:?}"
+    );
+    ensure!(
+        !ruled || tensor.window().is_none() || symmetric,
         "a buffer in a window took the ordinary path: {report:?}"
     );
     Ok(())
@@ -311,8 +357,15 @@ fn subgroups(rig: &mut Rig<'_>) -> Outcome {
         .collect();
     ensure_eq!(part.info().world_size, members.len(), "ranks of the part");
     let place = members.iter().position(|&rank| rank == rig.rank());
-    ensure_eq!(Some(part.info().rank.index()), place, "the rank in the part");
-    ensure!(world.split(None, 0)?.is_none(), "a communicator without a color");
+    ensure_eq!(
+        Some(part.info().rank.index()),
+        place,
+        "the rank in the part"
+    );
+    ensure!(
+        world.split(None, 0)?.is_none(),
+        "a communicator without a color"
+    );
     let mut part = Collectives::without_scratch(part);
     let mut world = Collectives::without_scratch(world);
     for round in 0..100 {

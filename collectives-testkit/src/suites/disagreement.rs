@@ -23,50 +23,106 @@ use crate::{ensure, ensure_eq};
 
 /// The cases.
 pub const CASES: &[Case] = &[
-    Case::new("B5", "ranks with other histories capture the same windows", other_history)
-        .needs(&[Symmetric, Graphs])
-        .catches(Planted::WindowsNumberedLocally),
-    Case::new("B6", "a rank that captures while others do not is found", mixed_capture)
-        .needs(&[Graphs])
-        .catches(Planted::CaptureHidden),
-    Case::new("C1", "the nth lease is the same slot whatever the addresses", nth_lease)
-        .needs(&[Symmetric])
-        .catches(Planted::TiesByAddress),
-    Case::new("C2", "addresses never decide between hit and miss", no_extra_round)
-        .needs(&[Symmetric])
-        .catches(Planted::HitAgrees),
-    Case::new("C6", "a rank out of memory makes all ranks say so and name it", out_of_memory)
-        .needs(&[Symmetric])
-        .catches(Planted::AgreementEchoes),
-    Case::new("C7", "a request that differs is found before anything is registered", request_differs)
-        .needs(&[Symmetric])
-        .catches(Planted::AgreementEchoes),
-    Case::new("C8", "counts that differ are the same typed error everywhere", counts_differ)
-        .needs(&[ComparesCalls])
-        .catches(Planted::MismatchSwallowed),
-    Case::new("C11", "any step of a growth may fail on any rank", any_step_fails)
-        .needs(&[Symmetric])
-        .catches(Planted::AllocationLeaks),
+    Case::new(
+        "B5",
+        "ranks with other histories capture the same windows",
+        other_history,
+    )
+    .needs(&[Symmetric, Graphs])
+    .catches(Planted::WindowsNumberedLocally),
+    Case::new(
+        "B6",
+        "a rank that captures while others do not is found",
+        mixed_capture,
+    )
+    .needs(&[Graphs])
+    .catches(Planted::CaptureHidden),
+    Case::new(
+        "C1",
+        "the nth lease is the same slot whatever the addresses",
+        nth_lease,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::TiesByAddress),
+    Case::new(
+        "C2",
+        "addresses never decide between hit and miss",
+        no_extra_round,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::HitAgrees),
+    Case::new(
+        "C6",
+        "a rank out of memory makes all ranks say so and name it",
+        out_of_memory,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::AgreementEchoes),
+    Case::new(
+        "C7",
+        "a request that differs is found before anything is registered",
+        request_differs,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::AgreementEchoes),
+    Case::new(
+        "C8",
+        "counts that differ are the same typed error everywhere",
+        counts_differ,
+    )
+    .needs(&[ComparesCalls])
+    .catches(Planted::MismatchSwallowed),
+    Case::new(
+        "C11",
+        "any step of a growth may fail on any rank",
+        any_step_fails,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::AllocationLeaks),
     Case::new("C13", "the check mode finds what it is for", check_mode)
         .catches(Planted::CheckModeOff),
-    Case::new("I33", "decisions depend only on what all ranks see", same_decisions)
-        .needs(&[Symmetric])
-        .catches(Planted::LocalSizes),
-    Case::new("I34", "uneven counts give the same decisions everywhere", uneven_decisions)
-        .needs(&[Symmetric])
-        .catches(Planted::PartSizedRequests),
-    Case::new("I35", "after an allocation that failed the next request works", next_request_works)
-        .needs(&[Symmetric])
-        .catches(Planted::OnMissFlipped),
-    Case::new("I36", "configurations that differ are found before a registration", configuration)
-        .needs(&[Symmetric])
-        .catches(Planted::AgreementEchoes),
-    Case::new("I38", "ranks register and deregister in the same sequence", same_sequence)
-        .needs(&[Symmetric])
-        .catches(Planted::WindowsNumberedLocally),
-    Case::new("I39", "a partner that never comes is reported and nobody sees success", absent)
-        .needs(&[Symmetric])
-        .catches(Planted::TimeoutIsSuccess),
+    Case::new(
+        "I33",
+        "decisions depend only on what all ranks see",
+        same_decisions,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::LocalSizes),
+    Case::new(
+        "I34",
+        "uneven counts give the same decisions everywhere",
+        uneven_decisions,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::PartSizedRequests),
+    Case::new(
+        "I35",
+        "after an allocation that failed the next request works",
+        next_request_works,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::OnMissFlipped),
+    Case::new(
+        "I36",
+        "configurations that differ are found before a registration",
+        configuration,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::AgreementEchoes),
+    Case::new(
+        "I38",
+        "ranks register and deregister in the same sequence",
+        same_sequence,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::WindowsNumberedLocally),
+    Case::new(
+        "I39",
+        "a partner that never comes is reported and nobody sees success",
+        absent,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::TimeoutIsSuccess),
 ];
 
 fn other_history(rig: &mut Rig<'_>) -> Outcome {
@@ -108,9 +164,17 @@ fn mixed_capture(rig: &mut Rig<'_>) -> Outcome {
         handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream())
     };
     let error = refused("a call that one rank captures", reduced)?;
-    ensure_eq!(field_of(&error), Some(Field::Capture), "the field named by: {error}");
+    ensure_eq!(
+        field_of(&error),
+        Some(Field::Capture),
+        "the field named by: {error}"
+    );
     rig.expect_alike("the error", &format!("{:?}", error.kind()))?;
-    ensure_eq!(rig.witness().calls("enqueue"), enqueued, "operations enqueued so far");
+    ensure_eq!(
+        rig.witness().calls("enqueue"),
+        enqueued,
+        "operations enqueued so far"
+    );
     handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream())?;
     rig.expect_sum("the call after", &tensor, 1, rig.stream())?;
     let _deferred = handle.close()?;
@@ -133,7 +197,10 @@ fn nth_lease(rig: &mut Rig<'_>) -> Outcome {
             lease.complete()?;
         } else {
             let lease = rig.lease(&mut *comm, &mut *scratch, 1000)?;
-            order.push((lease.slot(), lease.operand().window.map(|slice| slice.window)));
+            order.push((
+                lease.slot(),
+                lease.operand().window.map(|slice| slice.window),
+            ));
             live.push(lease);
         }
     }
@@ -155,7 +222,11 @@ fn no_extra_round(rig: &mut Rig<'_>) -> Outcome {
         rig.lease(&mut *comm, &mut *scratch, bytes)?.complete()?;
         let grew = scratch.stats().registrations != registrations;
         let called = rig.witness().collective_calls() != calls;
-        ensure_eq!(called, grew, "whether a request that grew or not asked other ranks");
+        ensure_eq!(
+            called,
+            grew,
+            "whether a request that grew or not asked other ranks"
+        );
     }
     let calls = rig.witness().collective_calls();
     rig.expect_alike("collective calls", &calls.to_string())?;
@@ -231,9 +302,17 @@ fn request_differs(rig: &mut Rig<'_>) -> Outcome {
     let odd = rig.rank() == rig.ranks() - 1;
     let leased = rig.lease(&mut *comm, &mut *scratch, if odd { 5000 } else { 6000 });
     let error = refused("requests that differ", leased)?;
-    ensure_eq!(field_of(&error), Some(Field::Bytes), "the field named by: {error}");
+    ensure_eq!(
+        field_of(&error),
+        Some(Field::Bytes),
+        "the field named by: {error}"
+    );
     rig.expect_alike("the error", &format!("{:?}", error.kind()))?;
-    ensure_eq!(rig.witness().calls("register"), before, "registrations so far");
+    ensure_eq!(
+        rig.witness().calls("register"),
+        before,
+        "registrations so far"
+    );
     rig.lease(&mut *comm, &mut *scratch, 7000)?.complete()?;
     rig.close(comm, scratch)
 }
@@ -245,7 +324,11 @@ fn counts_differ(rig: &mut Rig<'_>) -> Outcome {
     for round in 0..40 {
         let (odd, count) = (dice.roll(rig.ranks()), 1 + dice.roll(3000));
         let more = 1 + dice.roll(5);
-        let mine = if odd == rig.rank() { count + more } else { count };
+        let mine = if odd == rig.rank() {
+            count + more
+        } else {
+            count
+        };
         let mut tensor = rig.tensor::<u32>(mine, round)?;
         let stream = rig.device().create_stream()?;
         let reduced = handle.all_reduce(&mut tensor, ReduceOp::Sum, &stream);
@@ -300,7 +383,10 @@ fn check_mode(rig: &mut Rig<'_>) -> Outcome {
     } else {
         Box::new(Checked::new(rig.deadline()).around(comm))
     };
-    ensure!(checked.capabilities().compares_calls, "the check mode compares nothing");
+    ensure!(
+        checked.capabilities().compares_calls,
+        "the check mode compares nothing"
+    );
     let mut handle = Collectives::without_scratch(checked);
     let mut tensor = rig.tensor::<u32>(100, 1)?;
     let before = rig.witness().calls("agree");
@@ -317,8 +403,16 @@ fn check_mode(rig: &mut Rig<'_>) -> Outcome {
         "a reduction that differs",
         handle.all_reduce(&mut tensor, op, rig.stream()),
     )?;
-    ensure_eq!(field_of(&error), Some(Field::Reduction), "the field named by: {error}");
-    ensure_eq!(rig.witness().calls("enqueue"), enqueued, "operations enqueued so far");
+    ensure_eq!(
+        field_of(&error),
+        Some(Field::Reduction),
+        "the field named by: {error}"
+    );
+    ensure_eq!(
+        rig.witness().calls("enqueue"),
+        enqueued,
+        "operations enqueued so far"
+    );
     rig.expect_alike("the error", &format!("{:?}", error.kind()))?;
     handle.all_reduce(&mut tensor, ReduceOp::Max, rig.stream())?;
     let _deferred = handle.close()?;
@@ -385,7 +479,11 @@ fn configuration(rig: &mut Rig<'_>) -> Outcome {
         "configurations that differ",
         rig.lease(&mut *comm, &mut *scratch, 100),
     )?;
-    ensure_eq!(field_of(&error), Some(Field::Configuration), "the field named by: {error}");
+    ensure_eq!(
+        field_of(&error),
+        Some(Field::Configuration),
+        "the field named by: {error}"
+    );
     rig.expect_alike("the error", &format!("{:?}", error.kind()))?;
     ensure_eq!(rig.witness().calls("register"), 0, "registrations");
     let left = symmetric_of(&mut *comm)?.window_count();

@@ -23,30 +23,66 @@ use crate::{ensure, ensure_eq};
 
 /// The cases.
 pub const CASES: &[Case] = &[
-    Case::new("D6", "a timeout names the absent ranks and the next call works", timeout)
-        .catches(Planted::TimeoutNamesNobody),
-    Case::new("F2", "a null window is a typed reason and calls fall back", null_window)
-        .needs(&[Symmetric])
-        .catches(Planted::FallbackUndeclared),
-    Case::new("F5", "starting without a rank ends at its deadline with a typed error", missing_rank)
-        .catches(Planted::JoinErrorUntyped),
-    Case::new("I43", "an aborted communicator refuses work and others go on", others_go_on)
-        .needs(&[Abort])
-        .catches(Planted::AbortIgnored),
-    Case::new("I45", "a panic inside a call leaves no rank hanging", panic_inside)
-        .needs(&[Symmetric, Abort])
-        .catches(Planted::AbortIgnored),
-    Case::new("I46", "everything may be dropped in any order", any_drop_order)
-        .needs(&[Symmetric, Graphs, CountsMemory])
-        .catches(Planted::RetainForever),
-    Case::new("D6", "a blocked call is aborted from another thread", blocked)
-        .needs(&[Abort])
-        .catches(Planted::AbortIgnored),
-    Case::new("D4", "windows come and go on one communicator while another reduces", beside)
-        .needs(&[Symmetric])
-        .catches(Planted::RetireForgotten),
-    Case::new("B13", "nothing works through a communicator that is closed", closed)
-        .catches(Planted::ShutdownForgotten),
+    Case::new(
+        "D6",
+        "a timeout names the absent ranks and the next call works",
+        timeout,
+    )
+    .catches(Planted::TimeoutNamesNobody),
+    Case::new(
+        "F2",
+        "a null window is a typed reason and calls fall back",
+        null_window,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::FallbackUndeclared),
+    Case::new(
+        "F5",
+        "starting without a rank ends at its deadline with a typed error",
+        missing_rank,
+    )
+    .catches(Planted::JoinErrorUntyped),
+    Case::new(
+        "I43",
+        "an aborted communicator refuses work and others go on",
+        others_go_on,
+    )
+    .needs(&[Abort])
+    .catches(Planted::AbortIgnored),
+    Case::new(
+        "I45",
+        "a panic inside a call leaves no rank hanging",
+        panic_inside,
+    )
+    .needs(&[Symmetric, Abort])
+    .catches(Planted::AbortIgnored),
+    Case::new(
+        "I46",
+        "everything may be dropped in any order",
+        any_drop_order,
+    )
+    .needs(&[Symmetric, Graphs, CountsMemory])
+    .catches(Planted::RetainForever),
+    Case::new(
+        "D6",
+        "a blocked call is aborted from another thread",
+        blocked,
+    )
+    .needs(&[Abort])
+    .catches(Planted::AbortIgnored),
+    Case::new(
+        "D4",
+        "windows come and go on one communicator while another reduces",
+        beside,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::RetireForgotten),
+    Case::new(
+        "B13",
+        "nothing works through a communicator that is closed",
+        closed,
+    )
+    .catches(Planted::ShutdownForgotten),
 ];
 
 fn timeout(rig: &mut Rig<'_>) -> Outcome {
@@ -56,7 +92,10 @@ fn timeout(rig: &mut Rig<'_>) -> Outcome {
     if rig.rank() == 0 {
         thread::sleep(deadline * 4);
     }
-    let error = refused("an agreement without a rank", comm.agree(&Record::new(), deadline))?;
+    let error = refused(
+        "an agreement without a rank",
+        comm.agree(&Record::new(), deadline),
+    )?;
     let expected = ErrorKind::Timeout {
         absent: vec![Rank(0)],
         waited: deadline,
@@ -228,7 +267,11 @@ fn any_drop_order(rig: &mut Rig<'_>) -> Outcome {
         rig.settle();
         rig.meet()?;
         rig.settle();
-        ensure_eq!(rig.probe().mapped_bytes(), before, "mapped bytes, order {order}");
+        ensure_eq!(
+            rig.probe().mapped_bytes(),
+            before,
+            "mapped bytes, order {order}"
+        );
     }
     Ok(())
 }
@@ -299,7 +342,11 @@ fn closed(rig: &mut Rig<'_>) -> Outcome {
     let again = comm.shutdown()?;
     ensure_eq!(again, Default::default(), "what a second shutdown leaves");
     let error = refused("an agreement", comm.agree(&Record::new(), rig.deadline()))?;
-    ensure_eq!(*error.kind(), ErrorKind::Closed, "an agreement after a shutdown");
+    ensure_eq!(
+        *error.kind(),
+        ErrorKind::Closed,
+        "an agreement after a shutdown"
+    );
     let split = comm.split(Some(0), 0).map(drop);
     let error = refused("a split", split)?;
     ensure_eq!(*error.kind(), ErrorKind::Closed, "a split after a shutdown");
@@ -307,6 +354,10 @@ fn closed(rig: &mut Rig<'_>) -> Outcome {
     let mut tensor = rig.tensor::<u32>(10, 1)?;
     let reduced = handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream());
     let error = refused("an operation", reduced)?;
-    ensure_eq!(*error.kind(), ErrorKind::Closed, "an operation after a shutdown");
+    ensure_eq!(
+        *error.kind(),
+        ErrorKind::Closed,
+        "an operation after a shutdown"
+    );
     Ok(())
 }

@@ -16,13 +16,25 @@ use crate::{ensure, ensure_eq};
 
 /// The cases.
 pub const CASES: &[Case] = &[
-    Case::new("I16", "requests for nothing or too much are refused without a trace", sizes)
-        .needs(&[Symmetric])
-        .catches(Planted::ZeroBytesServed),
-    Case::new("I47", "configurations that make no sense are refused", configurations)
-        .catches(Planted::ConfigLenient),
-    Case::new("E12", "operands of the wrong shape are refused before anything moves", shapes)
-        .catches(Planted::OwnMessagesAccepted),
+    Case::new(
+        "I16",
+        "requests for nothing or too much are refused without a trace",
+        sizes,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::ZeroBytesServed),
+    Case::new(
+        "I47",
+        "configurations that make no sense are refused",
+        configurations,
+    )
+    .catches(Planted::ConfigLenient),
+    Case::new(
+        "E12",
+        "operands of the wrong shape are refused before anything moves",
+        shapes,
+    )
+    .catches(Planted::OwnMessagesAccepted),
 ];
 
 fn sizes(rig: &mut Rig<'_>) -> Outcome {
@@ -35,21 +47,36 @@ fn sizes(rig: &mut Rig<'_>) -> Outcome {
     ensure_eq!(scratch.stats(), before, "the state after zero bytes");
     let calls = rig.witness().collective_calls();
     for bytes in [usize::MAX, usize::MAX - 4096] {
-        let error = refused("too many bytes", rig.lease(&mut *comm, &mut *scratch, bytes))?;
+        let error = refused(
+            "too many bytes",
+            rig.lease(&mut *comm, &mut *scratch, bytes),
+        )?;
         let kind = matches!(error.kind(), ErrorKind::Refused { .. });
         ensure!(kind, "too many bytes: {error}");
     }
-    ensure_eq!(rig.witness().collective_calls(), calls, "collective calls so far");
+    ensure_eq!(
+        rig.witness().collective_calls(),
+        calls,
+        "collective calls so far"
+    );
     ensure_eq!(scratch.stats().slots, before.slots, "slots");
     let plan = scratch.plan(comm.info(), &[Request::new(0)]);
     let error = refused("a plan for zero bytes", plan)?;
-    ensure_eq!(error.misuse(), Some(&Misuse::ZeroBytes), "a plan for zero bytes");
+    ensure_eq!(
+        error.misuse(),
+        Some(&Misuse::ZeroBytes),
+        "a plan for zero bytes"
+    );
     rig.lease(&mut *comm, &mut *scratch, 100)?.complete()?;
     rig.close(comm, scratch)?;
     let mut handle = rig.collectives("geometric")?;
     let mut empty = rig.tensor::<u32>(0, 0)?;
     handle.all_reduce(&mut empty, ReduceOp::Sum, rig.stream())?;
-    ensure_eq!(handle.stats().requests, 0, "requests of an operation on nothing");
+    ensure_eq!(
+        handle.stats().requests,
+        0,
+        "requests of an operation on nothing"
+    );
     let _deferred = handle.close()?;
     Ok(())
 }
@@ -68,13 +95,23 @@ fn configurations(rig: &mut Rig<'_>) -> Outcome {
     ] {
         let read = rig.config(&format!("[scratch]\n{text}\n"));
         let error = refused(text, read)?;
-        ensure!(matches!(error.kind(), ErrorKind::Config(_)), "{text}: {error}");
-        ensure!(error.to_string().contains(named), "`{named}` is missing in: {error}");
+        ensure!(
+            matches!(error.kind(), ErrorKind::Config(_)),
+            "{text}: {error}"
+        );
+        ensure!(
+            error.to_string().contains(named),
+            "`{named}` is missing in: {error}"
+        );
     }
     let config = rig.config("[scratch]\npolicy = \"no-such-policy\"\n")?;
     let error = refused("a policy that is none", config.build().map(drop))?;
-    ensure!(error.to_string().contains("geometric"), "nothing is suggested: {error}");
-    rig.config("[scratch]\npolicy = \"geometric\"\ngrowth = 1.5\ncap = \"1MiB\"\n")?.build()?;
+    ensure!(
+        error.to_string().contains("geometric"),
+        "nothing is suggested: {error}"
+    );
+    rig.config("[scratch]\npolicy = \"geometric\"\ngrowth = 1.5\ncap = \"1MiB\"\n")?
+        .build()?;
     Ok(())
 }
 
@@ -98,24 +135,36 @@ fn shapes(rig: &mut Rig<'_>) -> Outcome {
         "lengths that differ",
         handle.all_reduce_into(&send, &mut recv, ReduceOp::Sum, stream),
     )?;
-    ensure!(matches!(found, Misuse::WrongCount { .. }), "lengths: {found:?}");
+    ensure!(
+        matches!(found, Misuse::WrongCount { .. }),
+        "lengths: {found:?}"
+    );
     let found = misuse(
         "a root that is none",
         handle.broadcast(&mut recv, Rank::new(ranks), stream),
     )?;
-    ensure!(matches!(found, Misuse::RankOutOfRange { .. }), "root: {found:?}");
+    ensure!(
+        matches!(found, Misuse::RankOutOfRange { .. }),
+        "root: {found:?}"
+    );
     let whole = zeros(ranks * 3 + 1)?;
     let found = misuse(
         "parts that do not divide",
         handle.reduce_scatter(&whole, &mut recv, ReduceOp::Sum, stream),
     )?;
-    ensure!(matches!(found, Misuse::NotDivisible { .. }), "parts: {found:?}");
+    ensure!(
+        matches!(found, Misuse::NotDivisible { .. }),
+        "parts: {found:?}"
+    );
     let short = vec![1; ranks + 1];
     let found = misuse(
         "a counts vector of the wrong length",
         handle.all_gather_v(&send, &mut recv, &short, stream),
     )?;
-    ensure!(matches!(found, Misuse::WrongCountsLength { .. }), "counts: {found:?}");
+    ensure!(
+        matches!(found, Misuse::WrongCountsLength { .. }),
+        "counts: {found:?}"
+    );
     let (left, mut right) = (send.slice(0..5)?, send.slice(1..6)?);
     let found = misuse(
         "operands that overlap",
@@ -124,13 +173,19 @@ fn shapes(rig: &mut Rig<'_>) -> Outcome {
     ensure_eq!(found, Misuse::Overlap, "overlap");
     let me = Rank::new(rig.rank());
     let found = misuse("a message to oneself", handle.send(&send, me, stream))?;
-    ensure!(matches!(found, Misuse::SelfMessage { .. }), "message: {found:?}");
+    ensure!(
+        matches!(found, Misuse::SelfMessage { .. }),
+        "message: {found:?}"
+    );
     let mut floats = Buffer::<f32>::zeroed(&device, 8, stream)?;
     let found = misuse(
         "types that differ",
         handle.all_reduce_into(&send, &mut floats, ReduceOp::Sum, stream),
     )?;
-    ensure!(matches!(found, Misuse::DTypeDiffers { .. }), "types: {found:?}");
+    ensure!(
+        matches!(found, Misuse::DTypeDiffers { .. }),
+        "types: {found:?}"
+    );
     let passed = rig.witness().calls("enqueue") - enqueued;
     ensure!(passed <= 1, "{passed} calls reached the backend");
     let mut tensor = rig.tensor::<u32>(10, 3)?;

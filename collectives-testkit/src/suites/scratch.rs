@@ -23,12 +23,20 @@ const NEEDS: &[crate::capability::Capability] = &[Symmetric];
 
 /// The cases.
 pub const CASES: &[Case] = &[
-    Case::new("I1", "geometric keeps less than four times the largest request", geometric_bound)
-        .needs(NEEDS)
-        .catches(Planted::GrowsEightfold),
-    Case::new("I2", "geometric keeps its bound for any growth", any_growth_bound)
-        .needs(NEEDS)
-        .catches(Planted::GrowsEightfold),
+    Case::new(
+        "I1",
+        "geometric keeps less than four times the largest request",
+        geometric_bound,
+    )
+    .needs(NEEDS)
+    .catches(Planted::GrowsEightfold),
+    Case::new(
+        "I2",
+        "geometric keeps its bound for any growth",
+        any_growth_bound,
+    )
+    .needs(NEEDS)
+    .catches(Planted::GrowsEightfold),
     Case::new("I3", "size classes keep their bound", class_bound)
         .needs(NEEDS)
         .catches(Planted::GrowsEightfold),
@@ -38,28 +46,44 @@ pub const CASES: &[Case] = &[
     Case::new("I5", "one size maps exactly its granules", one_size)
         .needs(NEEDS)
         .catches(Planted::GranuleTooMany),
-    Case::new("I6", "geometric registers a logarithmic number of slots", few_registrations)
-        .needs(NEEDS)
-        .catches(Planted::NeverGrowsAhead),
+    Case::new(
+        "I6",
+        "geometric registers a logarithmic number of slots",
+        few_registrations,
+    )
+    .needs(NEEDS)
+    .catches(Planted::NeverGrowsAhead),
     Case::new("I7", "neither cap nor limit is exceeded", cap_and_limit)
         .needs(NEEDS)
         .catches(Planted::LimitIgnored),
     Case::new("I8", "a second sweep registers nothing", second_sweep)
         .needs(NEEDS)
         .catches(Planted::NeverHits),
-    Case::new("I9", "reported bytes are what the device lost", reported_bytes)
-        .needs(&[Symmetric, CountsMemory])
-        .catches(Planted::StatsUndercount),
+    Case::new(
+        "I9",
+        "reported bytes are what the device lost",
+        reported_bytes,
+    )
+    .needs(&[Symmetric, CountsMemory])
+    .catches(Planted::StatsUndercount),
     Case::new("I10", "the seed sweep is priced as published", seed_sweep)
         .on(1)
         .needs(NEEDS)
         .catches(Planted::PlanHalves),
-    Case::new("I11", "a lease lies inside exactly one window", inside_one_window)
-        .needs(NEEDS)
-        .catches(Planted::WindowsNotFound),
-    Case::new("I12", "slots are aligned and at the same offset on every rank", aligned)
-        .needs(NEEDS)
-        .catches(Planted::UnevenOffsets),
+    Case::new(
+        "I11",
+        "a lease lies inside exactly one window",
+        inside_one_window,
+    )
+    .needs(NEEDS)
+    .catches(Planted::WindowsNotFound),
+    Case::new(
+        "I12",
+        "slots are aligned and at the same offset on every rank",
+        aligned,
+    )
+    .needs(NEEDS)
+    .catches(Planted::UnevenOffsets),
     Case::new("I13", "live leases never overlap", no_overlap)
         .needs(NEEDS)
         .catches(Planted::LeasesEndAtOnce),
@@ -72,51 +96,103 @@ pub const CASES: &[Case] = &[
     Case::new("I17", "a slot never changes its address", addresses_stay)
         .needs(NEEDS)
         .catches(Planted::SlotsMove),
-    Case::new("I18", "scratch never aliases a user's buffer", never_aliases)
-        .needs(NEEDS)
-        .catches(Planted::AllocatedTwice),
-    Case::new("I20", "the order of releases changes nothing", release_orders)
-        .needs(NEEDS)
-        .catches(Planted::ReleasedInStackOrder),
+    Case::new(
+        "I18",
+        "scratch never aliases a user's buffer",
+        never_aliases,
+    )
+    .needs(NEEDS)
+    .catches(Planted::AllocatedTwice),
+    Case::new(
+        "I20",
+        "the order of releases changes nothing",
+        release_orders,
+    )
+    .needs(NEEDS)
+    .catches(Planted::ReleasedInStackOrder),
     Case::new("I40", "after the seal nothing is registered", sealed)
         .needs(NEEDS)
         .catches(Planted::SealIgnored),
-    Case::new("I50", "every request is a hit a growth a fallback or a refusal", counted)
-        .needs(NEEDS)
-        .catches(Planted::HitsUncounted),
-    Case::new("A2", "many sizes cost less than twice the largest bucket", many_sizes)
-        .needs(NEEDS)
-        .catches(Planted::NeverGrowsAhead),
-    Case::new("A3", "after the seal a larger request names what it needs", larger_than_sealed)
-        .needs(NEEDS)
-        .catches(Planted::SealIgnored),
-    Case::new("A6", "ascending by one row makes few generations", staircase)
-        .needs(NEEDS)
-        .catches(Planted::NeverGrowsAhead),
-    Case::new("A11", "a steady loop sees no new address after its first sweep", steady_loop)
-        .needs(NEEDS)
-        .catches(Planted::NeverHits),
-    Case::new("C3", "hits releases and drops make no collective call", local_hits)
-        .needs(NEEDS)
-        .catches(Planted::HitAgrees),
-    Case::new("E13", "what is larger than the cap takes the ordinary path", over_cap)
-        .needs(NEEDS)
-        .catches(Planted::CapIgnored),
+    Case::new(
+        "I50",
+        "every request is a hit a growth a fallback or a refusal",
+        counted,
+    )
+    .needs(NEEDS)
+    .catches(Planted::HitsUncounted),
+    Case::new(
+        "A2",
+        "many sizes cost less than twice the largest bucket",
+        many_sizes,
+    )
+    .needs(NEEDS)
+    .catches(Planted::NeverGrowsAhead),
+    Case::new(
+        "A3",
+        "after the seal a larger request names what it needs",
+        larger_than_sealed,
+    )
+    .needs(NEEDS)
+    .catches(Planted::SealIgnored),
+    Case::new(
+        "A6",
+        "ascending by one row makes few generations",
+        staircase,
+    )
+    .needs(NEEDS)
+    .catches(Planted::NeverGrowsAhead),
+    Case::new(
+        "A11",
+        "a steady loop sees no new address after its first sweep",
+        steady_loop,
+    )
+    .needs(NEEDS)
+    .catches(Planted::NeverHits),
+    Case::new(
+        "C3",
+        "hits releases and drops make no collective call",
+        local_hits,
+    )
+    .needs(NEEDS)
+    .catches(Planted::HitAgrees),
+    Case::new(
+        "E13",
+        "what is larger than the cap takes the ordinary path",
+        over_cap,
+    )
+    .needs(NEEDS)
+    .catches(Planted::CapIgnored),
     Case::new("E14", "a request of exactly the cap is staged", at_cap)
         .needs(NEEDS)
         .catches(Planted::CapOffByOne),
-    Case::new("F1", "what a trim frees can be used for a larger slot", trim_and_grow)
-        .needs(NEEDS)
-        .catches(Planted::TrimDoesNothing),
-    Case::new("F8", "what a larger slot replaces is freed before it is allocated", frees_first)
-        .needs(NEEDS)
-        .catches(Planted::NeverGrowsAhead),
-    Case::new("F9", "a miss is an error or a fallback as configured", on_miss)
-        .needs(NEEDS)
-        .catches(Planted::OnMissFlipped),
-    Case::new("F16", "reserving what a plan priced costs what it said", plan_is_kept)
-        .needs(NEEDS)
-        .catches(Planted::PlanHalves),
+    Case::new(
+        "F1",
+        "what a trim frees can be used for a larger slot",
+        trim_and_grow,
+    )
+    .needs(NEEDS)
+    .catches(Planted::TrimDoesNothing),
+    Case::new(
+        "F8",
+        "what a larger slot replaces is freed before it is allocated",
+        frees_first,
+    )
+    .needs(NEEDS)
+    .catches(Planted::NeverGrowsAhead),
+    Case::new(
+        "F9",
+        "a miss is an error or a fallback as configured",
+        on_miss,
+    )
+    .needs(NEEDS)
+    .catches(Planted::OnMissFlipped),
+    Case::new(
+        "F16",
+        "reserving what a plan priced costs what it said",
+        plan_is_kept,
+    )
+    .needs(NEEDS)
+    .catches(Planted::PlanHalves),
 ];
 
 /// An allocator with its communicator.
@@ -172,7 +248,10 @@ fn geometric_bound(rig: &mut Rig<'_>) -> Outcome {
             let stats = scratch.pool.stats();
             let bound = 4 * largest.max(granule) + granule * stats.slots.len();
             let kept = stats.capacity_bytes();
-            ensure!(kept < bound, "{kept} bytes kept for requests up to {largest}");
+            ensure!(
+                kept < bound,
+                "{kept} bytes kept for requests up to {largest}"
+            );
             let promised = stats.promised_bound.unwrap_or(0);
             ensure!(kept <= promised, "{kept} bytes kept, {promised} promised");
         }
@@ -197,7 +276,10 @@ fn any_growth_bound(rig: &mut Rig<'_>) -> Outcome {
             let kept = stats.capacity_bytes().saturating_sub(slots);
             let kept = u32::try_from(kept).map(f64::from).unwrap_or(f64::MAX);
             let bound = ratio * ratio / (ratio - 1.0) * wanted;
-            ensure!(kept <= bound, "growth {ratio}: {kept} bytes for requests up to {largest}");
+            ensure!(
+                kept <= bound,
+                "growth {ratio}: {kept} bytes for requests up to {largest}"
+            );
         }
         scratch.close(rig)?;
     }
@@ -222,7 +304,10 @@ fn class_bound(rig: &mut Rig<'_>) -> Outcome {
                 (3 * (classes + 1) * largest).div_ceil(2) + largest.div_ceil(classes)
             };
             let bound = times.max(granule) + stats.slots.len() * granule;
-            ensure!(kept <= bound, "{classes} classes: {kept} bytes for up to {largest}");
+            ensure!(
+                kept <= bound,
+                "{classes} classes: {kept} bytes for up to {largest}"
+            );
         }
         scratch.close(rig)?;
     }
@@ -240,12 +325,18 @@ fn reserved_bound(rig: &mut Rig<'_>) -> Outcome {
     let stats = scratch.pool.stats();
     ensure_eq!(stats.registrations, 1, "registrations");
     ensure!(stats.capacity_bytes() >= bound, "less than the bound");
-    ensure!(stats.capacity_bytes() < bound + granule, "more than the bound and a granule");
+    ensure!(
+        stats.capacity_bytes() < bound + granule,
+        "more than the bound and a granule"
+    );
     // Where the bound was too low.
     scratch.touch(rig, 2 * bound)?;
     let kept = scratch.pool.stats().capacity_bytes();
     let wrong = 4 * 2 * bound - bound + 2 * granule;
-    ensure!(kept <= wrong, "{kept} bytes kept where the bound was too low");
+    ensure!(
+        kept <= wrong,
+        "{kept} bytes kept where the bound was too low"
+    );
     scratch.close(rig)
 }
 
@@ -273,7 +364,10 @@ fn few_registrations(rig: &mut Rig<'_>) -> Outcome {
         scratch.touch(rig, least + (most - least) * step / 59)?;
     }
     let registrations = scratch.pool.stats().registrations;
-    ensure!(registrations <= 6, "{registrations} registrations for 1 to 30 granules");
+    ensure!(
+        registrations <= 6,
+        "{registrations} registrations for 1 to 30 granules"
+    );
     scratch.close(rig)
 }
 
@@ -285,10 +379,20 @@ fn cap_and_limit(rig: &mut Rig<'_>) -> Outcome {
     let comm = rig.communicator()?;
     let pool = rig.pool("geometric", options)?;
     let mut scratch = Scratch { comm, pool };
-    for bytes in [granule, 2 * granule, 3 * granule, granule, 5 * granule, 7 * granule] {
+    for bytes in [
+        granule,
+        2 * granule,
+        3 * granule,
+        granule,
+        5 * granule,
+        7 * granule,
+    ] {
         let leased = rig.lease(&mut *scratch.comm, &mut *scratch.pool, bytes);
         let mapped = scratch.pool.stats().mapped_bytes();
-        ensure!(mapped <= 4 * granule, "{mapped} mapped bytes are over the limit");
+        ensure!(
+            mapped <= 4 * granule,
+            "{mapped} mapped bytes are over the limit"
+        );
         match leased {
             Ok(lease) => {
                 ensure!(bytes <= 4 * granule, "{bytes} bytes were leased");
@@ -318,8 +422,16 @@ fn second_sweep(rig: &mut Rig<'_>) -> Outcome {
             scratch.touch(rig, bytes)?;
         }
         let after = scratch.pool.stats();
-        ensure_eq!(after.registrations, before.registrations, "registrations of `{policy}`");
-        ensure_eq!(after.mapped_bytes(), before.mapped_bytes(), "bytes of `{policy}`");
+        ensure_eq!(
+            after.registrations,
+            before.registrations,
+            "registrations of `{policy}`"
+        );
+        ensure_eq!(
+            after.mapped_bytes(),
+            before.mapped_bytes(),
+            "bytes of `{policy}`"
+        );
         scratch.close(rig)?;
     }
     Ok(())
@@ -334,11 +446,14 @@ fn reported_bytes(rig: &mut Rig<'_>) -> Outcome {
         let stats = scratch.pool.stats();
         let lost = rig.probe().mapped_bytes().unwrap_or(0) - base;
         ensure_eq!(stats.mapped_bytes(), lost, "mapped bytes reported and lost");
-        let priced = |slot: &collectives_core::stats::SlotStats| {
-            scratch.comm.info().mapped(slot.capacity)
-        };
+        let priced =
+            |slot: &collectives_core::stats::SlotStats| scratch.comm.info().mapped(slot.capacity);
         let sum: usize = stats.slots.iter().map(priced).sum();
-        ensure_eq!(stats.mapped_bytes(), sum, "mapped bytes and the sum of whole granules");
+        ensure_eq!(
+            stats.mapped_bytes(),
+            sum,
+            "mapped bytes and the sum of whole granules"
+        );
     }
     scratch.close(rig)
 }
@@ -427,14 +542,23 @@ fn forgotten(rig: &mut Rig<'_>) -> Outcome {
     let kept = std::mem::ManuallyDrop::new(lease);
     for _ in 0..10 {
         let lease = rig.lease(&mut *scratch.comm, &mut *scratch.pool, 1000)?;
-        ensure!(lease.slot() != slot, "the slot of a forgotten lease is lent");
+        ensure!(
+            lease.slot() != slot,
+            "the slot of a forgotten lease is lent"
+        );
         lease.complete()?;
     }
     let stats = scratch.pool.stats();
     let busy = stats.slots.iter().find(|other| other.generation == slot.0);
-    ensure!(busy.is_some_and(|slot| slot.leased), "the slot of a forgotten lease is not busy");
+    ensure!(
+        busy.is_some_and(|slot| slot.leased),
+        "the slot of a forgotten lease is not busy"
+    );
     let trimmed = scratch.pool.trim(&mut *scratch.comm)?;
-    ensure!(trimmed.held_bytes > 0, "a trim takes the slot of a forgotten lease");
+    ensure!(
+        trimmed.held_bytes > 0,
+        "a trim takes the slot of a forgotten lease"
+    );
     std::mem::ManuallyDrop::into_inner(kept).complete()?;
     scratch.close(rig)
 }
@@ -450,7 +574,9 @@ fn best_fit(rig: &mut Rig<'_>) -> Outcome {
     for bytes in [1, granule, granule + 1, 3 * granule, 5 * granule] {
         let lease = rig.lease(&mut *scratch.comm, &mut *scratch.pool, bytes)?;
         let fits = slots.iter().filter(|slot| slot.capacity >= bytes);
-        let best = fits.min_by_key(|slot| slot.capacity).map(|slot| slot.generation);
+        let best = fits
+            .min_by_key(|slot| slot.capacity)
+            .map(|slot| slot.generation);
         ensure_eq!(Some(lease.slot().0), best, "the slot for {bytes} bytes");
         lease.complete()?;
     }
@@ -484,7 +610,10 @@ fn never_aliases(rig: &mut Rig<'_>) -> Outcome {
     }
     for op in rig.witness().seen() {
         let used = op.send.window.map(|slice| slice.window);
-        ensure!(used != window, "a staged operation uses the window of a buffer");
+        ensure!(
+            used != window,
+            "a staged operation uses the window of a buffer"
+        );
     }
     rig.expect_all("the buffer", &data, &rig.input(count, 4), rig.stream())?;
     drop(data);
@@ -516,7 +645,11 @@ fn release_orders(rig: &mut Rig<'_>) -> Outcome {
         scratch.close(rig)?;
     }
     for state in &states {
-        ensure_eq!(state, &states[0], "the state after another order of releases");
+        ensure_eq!(
+            state,
+            &states[0],
+            "the state after another order of releases"
+        );
     }
     Ok(())
 }
@@ -530,13 +663,28 @@ fn sealed(rig: &mut Rig<'_>) -> Outcome {
         let count = granules * rig.granule() / 4;
         let mut tensor = rig.tensor::<u32>(count, 1)?;
         let done = handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream());
-        ensure_eq!(done.is_ok(), granules <= 2, "whether {granules} granules are staged");
+        ensure_eq!(
+            done.is_ok(),
+            granules <= 2,
+            "whether {granules} granules are staged"
+        );
     }
-    let error = refused("reserving after the seal", handle.reserve(&[Request::new(1)]))?;
-    ensure_eq!(error.misuse(), Some(&Misuse::Sealed), "reserving after the seal");
+    let error = refused(
+        "reserving after the seal",
+        handle.reserve(&[Request::new(1)]),
+    )?;
+    ensure_eq!(
+        error.misuse(),
+        Some(&Misuse::Sealed),
+        "reserving after the seal"
+    );
     let after = handle.stats();
     ensure_eq!(after.registrations, before.registrations, "registrations");
-    ensure_eq!(after.registrations_after_seal, 0, "registrations after the seal");
+    ensure_eq!(
+        after.registrations_after_seal,
+        0,
+        "registrations after the seal"
+    );
     let _deferred = handle.close()?;
     Ok(())
 }
@@ -555,7 +703,11 @@ fn counted(rig: &mut Rig<'_>) -> Outcome {
     ensure_eq!(stats.requests, sum, "requests and the sum of outcomes");
     ensure_eq!(stats.requests, granules.len() as u64, "requests");
     ensure_eq!(stats.fallback_count(), 2, "fallbacks");
-    ensure_eq!(stats.growths, stats.registrations, "growths and registrations");
+    ensure_eq!(
+        stats.growths,
+        stats.registrations,
+        "growths and registrations"
+    );
     let sizes: u64 = stats.histogram.0.iter().sum();
     ensure_eq!(sizes, stats.requests, "requests in the histogram");
     rig.expect_alike("the digest of decisions", &stats.digest.to_string())?;
@@ -579,7 +731,11 @@ fn many_sizes(rig: &mut Rig<'_>) -> Outcome {
         scratch.touch(rig, bytes)?;
     }
     let again = scratch.pool.stats();
-    ensure_eq!(again.mapped_bytes(), mapped, "mapped bytes after a second sweep");
+    ensure_eq!(
+        again.mapped_bytes(),
+        mapped,
+        "mapped bytes after a second sweep"
+    );
     ensure_eq!(again.registrations, stats.registrations, "registrations");
     scratch.close(rig)
 }
@@ -597,9 +753,22 @@ fn larger_than_sealed(rig: &mut Rig<'_>) -> Outcome {
         ErrorKind::NeedsReserve { bytes, when, .. } => Some((*bytes, *when)),
         _ => None,
     };
-    ensure_eq!(asked, Some((bytes, MissedWhen::Sealed)), "what was asked for");
-    ensure_eq!(rig.witness().calls("allocate_symmetric"), before, "allocations so far");
-    rig.expect_all("the tensor", &tensor, &rig.input(bytes / 4, 1), rig.stream())?;
+    ensure_eq!(
+        asked,
+        Some((bytes, MissedWhen::Sealed)),
+        "what was asked for"
+    );
+    ensure_eq!(
+        rig.witness().calls("allocate_symmetric"),
+        before,
+        "allocations so far"
+    );
+    rig.expect_all(
+        "the tensor",
+        &tensor,
+        &rig.input(bytes / 4, 1),
+        rig.stream(),
+    )?;
     rig.eager(&mut handle, rig.granule(), rig.stream())?;
     let _deferred = handle.close()?;
     Ok(())
@@ -612,7 +781,11 @@ fn staircase(rig: &mut Rig<'_>) -> Outcome {
         scratch.touch(rig, least + (most - least) * step / 499)?;
     }
     let stats = scratch.pool.stats();
-    ensure!(stats.registrations <= 5, "{} generations", stats.registrations);
+    ensure!(
+        stats.registrations <= 5,
+        "{} generations",
+        stats.registrations
+    );
     scratch.close(rig)
 }
 
@@ -650,7 +823,11 @@ fn local_hits(rig: &mut Rig<'_>) -> Outcome {
     let _deferred = pool.close(&mut *comm)?;
     let before = rig.witness().collective_calls();
     drop(pool);
-    ensure_eq!(rig.witness().collective_calls(), before, "calls after a drop");
+    ensure_eq!(
+        rig.witness().collective_calls(),
+        before,
+        "calls after a drop"
+    );
     let left = symmetric_of(&mut *comm)?.window_count();
     ensure_eq!(left, 0, "windows left");
     let _deferred = comm.shutdown()?;
@@ -672,7 +849,11 @@ fn capped(rig: &mut Rig<'_>, bytes: usize) -> Outcome<(Path, Reason)> {
 fn over_cap(rig: &mut Rig<'_>) -> Outcome {
     let cap = 3 * rig.granule();
     let taken = capped(rig, cap + 1)?;
-    ensure_eq!(taken, (Path::Fallback, Reason::OverCap), "a byte more than the cap");
+    ensure_eq!(
+        taken,
+        (Path::Fallback, Reason::OverCap),
+        "a byte more than the cap"
+    );
     Ok(())
 }
 
@@ -680,7 +861,11 @@ fn at_cap(rig: &mut Rig<'_>) -> Outcome {
     let cap = 3 * rig.granule();
     for bytes in [cap - 1, cap] {
         let (path, _) = capped(rig, bytes)?;
-        ensure_eq!(path, Path::Staged, "the path of {bytes} bytes under a cap of {cap}");
+        ensure_eq!(
+            path,
+            Path::Staged,
+            "the path of {bytes} bytes under a cap of {cap}"
+        );
     }
     Ok(())
 }
@@ -705,7 +890,11 @@ fn trim_and_grow(rig: &mut Rig<'_>) -> Outcome {
     );
     ensure!(over, "not over the limit: {error}");
     let trimmed = scratch.pool.trim(&mut *scratch.comm)?;
-    ensure_eq!(trimmed.mapped_bytes, 3 * granule, "bytes that a trim gave back");
+    ensure_eq!(
+        trimmed.mapped_bytes,
+        3 * granule,
+        "bytes that a trim gave back"
+    );
     scratch.touch(rig, 4 * granule)?;
     scratch.close(rig)
 }
@@ -760,19 +949,39 @@ fn plan_is_kept(rig: &mut Rig<'_>) -> Outcome {
             .map(|granules| Request::new(granules * rig.granule() - 5))
             .into();
         let plan = scratch.pool.plan(scratch.comm.info(), &requests)?;
-        ensure_eq!(scratch.pool.stats().mapped_bytes(), 0, "bytes that a plan spent");
+        ensure_eq!(
+            scratch.pool.stats().mapped_bytes(),
+            0,
+            "bytes that a plan spent"
+        );
         scratch.pool.reserve(&mut *scratch.comm, &requests)?;
         let stats = scratch.pool.stats();
-        ensure_eq!(stats.mapped_bytes(), plan.mapped_bytes, "mapped bytes of `{policy}`");
-        ensure_eq!(stats.capacity_bytes(), plan.capacity_bytes, "capacity of `{policy}`");
+        ensure_eq!(
+            stats.mapped_bytes(),
+            plan.mapped_bytes,
+            "mapped bytes of `{policy}`"
+        );
+        ensure_eq!(
+            stats.capacity_bytes(),
+            plan.capacity_bytes,
+            "capacity of `{policy}`"
+        );
         let registrations = stats.registrations;
-        ensure_eq!(registrations, plan.registrations as u64, "registrations of `{policy}`");
+        ensure_eq!(
+            registrations,
+            plan.registrations as u64,
+            "registrations of `{policy}`"
+        );
         for request in &requests {
             scratch.touch(rig, request.bytes)?;
         }
         let after = scratch.pool.stats().registrations;
         if policy != "exact" {
-            ensure_eq!(after, registrations, "registrations after reserving, of `{policy}`");
+            ensure_eq!(
+                after,
+                registrations,
+                "registrations after reserving, of `{policy}`"
+            );
         }
         scratch.close(rig)?;
     }

@@ -18,32 +18,64 @@ use crate::{ensure, ensure_eq};
 
 /// The cases.
 pub const CASES: &[Case] = &[
-    Case::new("I26", "a replay comes after the slot's last user and before its next", replay_order)
-        .needs(&[Symmetric, Graphs])
-        .catches(Planted::CapturedRecordsDropped),
-    Case::new("I27", "two graphs of one slot never run at once", two_graphs)
-        .needs(&[Symmetric, Graphs])
-        .catches(Planted::CapturedWaitsDropped),
-    Case::new("I29", "a hit on the same stream asks one thing of the device", same_stream_hit)
-        .needs(&[Symmetric])
-        .catches(Planted::HitRecords),
-    Case::new("I30", "a hit on another stream costs one record and one wait", cross_stream_hit)
-        .needs(&[Symmetric])
-        .catches(Planted::WaitsDropped),
-    Case::new("I31", "no schedule of streams and graphs uses a slot unordered", schedules)
-        .needs(&[Symmetric, Graphs])
-        .catches(Planted::WaitsDropped),
-    Case::new("D1", "two streams and one communicator stay exact under skew", two_streams)
-        .needs(&[Symmetric])
-        .concurrent()
-        .catches(Planted::WaitsDropped),
-    Case::new("D5", "what set a slot up comes before its first use on any stream", first_use)
-        .needs(&[Symmetric])
-        .concurrent()
-        .catches(Planted::WaitsDropped),
-    Case::new("I19", "a lease names the stream it is for and is ordered there", lease_stream)
-        .needs(&[Symmetric])
-        .catches(Planted::WaitsDropped),
+    Case::new(
+        "I26",
+        "a replay comes after the slot's last user and before its next",
+        replay_order,
+    )
+    .needs(&[Symmetric, Graphs])
+    .catches(Planted::CapturedRecordsDropped),
+    Case::new(
+        "I27",
+        "two graphs of one slot never run at once",
+        two_graphs,
+    )
+    .needs(&[Symmetric, Graphs])
+    .catches(Planted::CapturedWaitsDropped),
+    Case::new(
+        "I29",
+        "a hit on the same stream asks one thing of the device",
+        same_stream_hit,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::HitRecords),
+    Case::new(
+        "I30",
+        "a hit on another stream costs one record and one wait",
+        cross_stream_hit,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::WaitsDropped),
+    Case::new(
+        "I31",
+        "no schedule of streams and graphs uses a slot unordered",
+        schedules,
+    )
+    .needs(&[Symmetric, Graphs])
+    .catches(Planted::WaitsDropped),
+    Case::new(
+        "D1",
+        "two streams and one communicator stay exact under skew",
+        two_streams,
+    )
+    .needs(&[Symmetric])
+    .concurrent()
+    .catches(Planted::WaitsDropped),
+    Case::new(
+        "D5",
+        "what set a slot up comes before its first use on any stream",
+        first_use,
+    )
+    .needs(&[Symmetric])
+    .concurrent()
+    .catches(Planted::WaitsDropped),
+    Case::new(
+        "I19",
+        "a lease names the stream it is for and is ordered there",
+        lease_stream,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::WaitsDropped),
 ];
 
 fn no_conflict(rig: &Rig<'_>) -> Outcome {
@@ -73,7 +105,9 @@ fn replay_order(rig: &mut Rig<'_>) -> Outcome {
     graph.tensor.write(&rig.input(1 << 10, 9), rig.stream())?;
     for (round, tensor) in tensors.iter_mut().enumerate() {
         handle.all_reduce(tensor, ReduceOp::Sum, &streams[round])?;
-        graph.executable.launch(&*device, &streams[(round + 2) % 3])?;
+        graph
+            .executable
+            .launch(&*device, &streams[(round + 2) % 3])?;
     }
     handle.all_reduce(&mut tensors[0], ReduceOp::Max, rig.stream())?;
     no_conflict(rig)?;
@@ -121,8 +155,15 @@ fn same_stream_hit(rig: &mut Rig<'_>) -> Outcome {
     }
     let witness = Arc::clone(&rig.witness);
     let calls = || {
-        ["capture_state", "wait", "record", "order", "allocate", "retain"]
-            .map(|name| witness.calls(name))
+        [
+            "capture_state",
+            "wait",
+            "record",
+            "order",
+            "allocate",
+            "retain",
+        ]
+        .map(|name| witness.calls(name))
     };
     let before = calls();
     handle.all_reduce(&mut tensor, ReduceOp::Max, rig.stream())?;
@@ -251,7 +292,10 @@ fn lease_stream(rig: &mut Rig<'_>) -> Outcome {
     };
     let strayed = scratch.acquire(&mut *comm, Request::new(100), site);
     let error = crate::case::refused("a use on a second stream", strayed)?;
-    ensure!(matches!(error.kind(), ErrorKind::Misuse(_)), "not a misuse: {error}");
+    ensure!(
+        matches!(error.kind(), ErrorKind::Misuse(_)),
+        "not a misuse: {error}"
+    );
     rig.lease(&mut *comm, &mut *scratch, 100)?.complete()?;
     rig.close(comm, scratch)?;
     // With events, the same is ordered.
@@ -268,4 +312,3 @@ fn lease_stream(rig: &mut Rig<'_>) -> Outcome {
     ensure_eq!(rig.witness().calls("wait"), waits + 1, "waits so far");
     rig.close(comm, scratch)
 }
-

@@ -21,36 +21,72 @@ pub const CASES: &[Case] = &[
     Case::new("E1", "a window that is gone is refused for good", stale)
         .needs(&[Symmetric])
         .catches(Planted::StaleWindowAccepted),
-    Case::new("E4", "a range is registered once however often it is asked for", once)
-        .needs(&[Symmetric])
-        .catches(Planted::DoubleRegisterAllowed),
+    Case::new(
+        "E4",
+        "a range is registered once however often it is asked for",
+        once,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::DoubleRegisterAllowed),
     Case::new("E5", "parts of a window are offsets into it", offsets)
         .needs(&[Symmetric])
         .catches(Planted::WindowOffsetLost),
-    Case::new("E7", "any offset into a window gives the right result", any_offset)
-        .needs(&[Symmetric])
-        .catches(Planted::OffsetRoundedDown),
-    Case::new("E11", "slices of a buffer in a window are zero copy", slices)
-        .needs(&[Symmetric])
-        .catches(Planted::WindowsStripped),
-    Case::new("I37", "windows are registered in the same order everywhere", one_order)
-        .needs(&[Symmetric])
-        .catches(Planted::WindowsNumberedLocally),
-    Case::new("I41", "every window is deregistered before its communicator goes", all_retired)
-        .needs(&[Symmetric])
-        .catches(Planted::RetireForgotten),
-    Case::new("I42", "no window goes while a lease or a graph uses it", used_windows_stay)
-        .needs(&[Symmetric, Graphs])
-        .catches(Planted::ReplaceWithoutClaims),
-    Case::new("F3", "aborting twice with live windows is clean", abort_with_windows)
-        .needs(&[Symmetric, Abort])
-        .catches(Planted::AbortIgnored),
-    Case::new("F4", "after a shutdown no window and no byte is left", nothing_left)
-        .needs(&[Symmetric, CountsMemory])
-        .catches(Planted::AllocationLeaks),
-    Case::new("I28", "a slot of a graph never backs a user's data", never_data)
-        .needs(&[Symmetric, Graphs])
-        .catches(Planted::AllocatedTwice),
+    Case::new(
+        "E7",
+        "any offset into a window gives the right result",
+        any_offset,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::OffsetRoundedDown),
+    Case::new(
+        "E11",
+        "slices of a buffer in a window are zero copy",
+        slices,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::WindowsStripped),
+    Case::new(
+        "I37",
+        "windows are registered in the same order everywhere",
+        one_order,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::WindowsNumberedLocally),
+    Case::new(
+        "I41",
+        "every window is deregistered before its communicator goes",
+        all_retired,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::RetireForgotten),
+    Case::new(
+        "I42",
+        "no window goes while a lease or a graph uses it",
+        used_windows_stay,
+    )
+    .needs(&[Symmetric, Graphs])
+    .catches(Planted::ReplaceWithoutClaims),
+    Case::new(
+        "F3",
+        "aborting twice with live windows is clean",
+        abort_with_windows,
+    )
+    .needs(&[Symmetric, Abort])
+    .catches(Planted::AbortIgnored),
+    Case::new(
+        "F4",
+        "after a shutdown no window and no byte is left",
+        nothing_left,
+    )
+    .needs(&[Symmetric, CountsMemory])
+    .catches(Planted::AllocationLeaks),
+    Case::new(
+        "I28",
+        "a slot of a graph never backs a user's data",
+        never_data,
+    )
+    .needs(&[Symmetric, Graphs])
+    .catches(Planted::AllocatedTwice),
 ];
 
 fn stale(rig: &mut Rig<'_>) -> Outcome {
@@ -60,13 +96,23 @@ fn stale(rig: &mut Rig<'_>) -> Outcome {
     symmetric_of(&mut *comm)?.retire(first)?;
     let again = symmetric_of(&mut *comm)?.register(&memory)?;
     ensure!(again != first, "a window's number is used again");
-    let error = refused("retiring a window twice", symmetric_of(&mut *comm)?.retire(first))?;
-    ensure_eq!(error.misuse(), Some(&Misuse::UnknownWindow), "retiring a window twice");
+    let error = refused(
+        "retiring a window twice",
+        symmetric_of(&mut *comm)?.retire(first),
+    )?;
+    ensure_eq!(
+        error.misuse(),
+        Some(&Misuse::UnknownWindow),
+        "retiring a window twice"
+    );
     ensure_eq!(symmetric_of(&mut *comm)?.window_count(), 1, "windows");
     let slice = comm.window_of(memory.addr(), 100).map(|slice| slice.window);
     ensure_eq!(slice, Some(again), "the window of the address");
     symmetric_of(&mut *comm)?.retire(again)?;
-    ensure!(comm.window_of(memory.addr(), 1).is_none(), "a window that is gone is found");
+    ensure!(
+        comm.window_of(memory.addr(), 1).is_none(),
+        "a window that is gone is found"
+    );
     let _deferred = comm.shutdown()?;
     Ok(())
 }
@@ -78,7 +124,11 @@ fn once(rig: &mut Rig<'_>) -> Outcome {
     for _ in 0..100 {
         let registered = symmetric_of(&mut *comm)?.register(&memory);
         let error = refused("registering a range again", registered)?;
-        ensure_eq!(error.misuse(), Some(&Misuse::AlreadyRegistered), "the error");
+        ensure_eq!(
+            error.misuse(),
+            Some(&Misuse::AlreadyRegistered),
+            "the error"
+        );
         ensure!(!error.poisons(), "it poisons");
     }
     ensure_eq!(symmetric_of(&mut *comm)?.window_count(), 1, "windows");
@@ -102,11 +152,15 @@ fn offsets(rig: &mut Rig<'_>) -> Outcome {
         ensure_eq!(own, memory.addr().offset(offset), "this rank's own address");
     }
     ensure!(
-        comm.window_of(memory.addr().offset(1), memory.bytes()).is_none(),
+        comm.window_of(memory.addr().offset(1), memory.bytes())
+            .is_none(),
         "a range that leaves the window is found in it"
     );
     let mut symmetric = symmetric_of(&mut *comm)?;
-    refused("a peer that is none", symmetric.peer_address(window, Rank::new(99), 0))?;
+    refused(
+        "a peer that is none",
+        symmetric.peer_address(window, Rank::new(99), 0),
+    )?;
     let far = symmetric.peer_address(window, Rank(0), memory.bytes() + 1);
     refused("an offset beyond the end", far)?;
     let unknown = symmetric.peer_address(WindowId(99), Rank(0), 0);
@@ -133,7 +187,12 @@ fn any_offset(rig: &mut Rig<'_>) -> Outcome {
             let before = buffer.slice(..start)?;
             rig.expect_all("what is before", &before, &marks[..start], rig.stream())?;
             let after = buffer.slice(start + count..)?;
-            rig.expect_all("what is after", &after, &marks[start + count..], rig.stream())?;
+            rig.expect_all(
+                "what is after",
+                &after,
+                &marks[start + count..],
+                rig.stream(),
+            )?;
         }
     }
     drop(buffer);
@@ -159,7 +218,11 @@ fn slices(rig: &mut Rig<'_>) -> Outcome {
         ensure_eq!(report.path, Path::ZeroCopy, "the path of a view");
         let seen = rig.witness().seen();
         let side = seen.first().map(|op| op.send);
-        ensure_eq!(side, Some(view.operand()), "the operand that reached the backend");
+        ensure_eq!(
+            side,
+            Some(view.operand()),
+            "the operand that reached the backend"
+        );
         let named = side.and_then(|side| side.window).map(|slice| slice.window);
         ensure_eq!(named, window, "the window of the operand");
         rig.expect_sum("a view", &view, 1, rig.stream())?;
@@ -187,7 +250,8 @@ fn all_retired(rig: &mut Rig<'_>) -> Outcome {
     let mut comm = rig.communicator()?;
     let mut scratch = rig.pool("exact", rig.options())?;
     for index in 1..5 {
-        rig.lease(&mut *comm, &mut *scratch, index * 5000)?.complete()?;
+        rig.lease(&mut *comm, &mut *scratch, index * 5000)?
+            .complete()?;
     }
     let _deferred = scratch.close(&mut *comm)?;
     let left = symmetric_of(&mut *comm)?.window_count();
@@ -215,7 +279,10 @@ fn used_windows_stay(rig: &mut Rig<'_>) -> Outcome {
     for granules in 1..5 {
         rig.eager(&mut handle, granules * 2 * rig.granule(), rig.stream())?;
         let _trimmed = handle.trim()?;
-        let gone = rig.witness().windows().contains(&WindowEvent::Retired(used));
+        let gone = rig
+            .witness()
+            .windows()
+            .contains(&WindowEvent::Retired(used));
         ensure!(!gone, "the window of a graph was retired");
     }
     rig.replay(&mut graph, 3, rig.stream())?;
@@ -223,7 +290,10 @@ fn used_windows_stay(rig: &mut Rig<'_>) -> Outcome {
     rig.settle();
     rig.meet()?;
     let _trimmed = handle.trim()?;
-    let gone = rig.witness().windows().contains(&WindowEvent::Retired(used));
+    let gone = rig
+        .witness()
+        .windows()
+        .contains(&WindowEvent::Retired(used));
     ensure!(gone, "the window of a graph that is gone stays");
     let _deferred = handle.close()?;
     Ok(())
@@ -240,7 +310,10 @@ fn abort_with_windows(rig: &mut Rig<'_>) -> Outcome {
         handle.abort("again");
     }
     rig.meet()?;
-    let error = refused("work after an abort", symmetric_of(&mut *comm)?.register(&memory))?;
+    let error = refused(
+        "work after an abort",
+        symmetric_of(&mut *comm)?.register(&memory),
+    )?;
     ensure!(error.poisons(), "work after an abort: {error}");
     let health = comm.abort_handle().health();
     refused("the health of an aborted communicator", health)?;

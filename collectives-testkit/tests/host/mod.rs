@@ -30,7 +30,7 @@ impl Harness for Host {
 
     fn join(&self, bootstrap: Arc<dyn Bootstrap>, setup: &Setup) -> Result<Joined> {
         let rank = bootstrap.rank();
-        let order = if rank.0 % 2 == 0 {
+        let order = if rank.0.is_multiple_of(2) {
             AddressOrder::Descending
         } else {
             AddressOrder::Shuffled(u64::from(rank.0))
