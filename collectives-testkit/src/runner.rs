@@ -24,7 +24,15 @@ impl Required {
     ///
     /// A name that is no capability.
     pub fn from_env() -> Result<Self, String> {
-        let text = std::env::var("COLLECTIVES_REQUIRE").unwrap_or_default();
+        Self::parse(&std::env::var("COLLECTIVES_REQUIRE").unwrap_or_default())
+    }
+
+    /// The capabilities that a text names, with commas between them.
+    ///
+    /// # Errors
+    ///
+    /// A name that is no capability.
+    pub fn parse(text: &str) -> Result<Self, String> {
         text.split(',')
             .map(str::trim)
             .filter(|name| !name.is_empty())
@@ -37,17 +45,31 @@ impl Required {
             .collect::<Result<_, _>>()
             .map(Self)
     }
+
+    /// Whether it may not be missing.
+    #[must_use]
+    pub fn contains(&self, capability: Capability) -> bool {
+        self.0.contains(&capability)
+    }
+}
+
+/// The capabilities that a case needs and the backend lacks, and why.
+pub fn lacking<'a>(
+    harness: &'a dyn Harness,
+    case: &'a Case,
+) -> impl Iterator<Item = (Capability, String)> + 'a {
+    case.needs
+        .iter()
+        .filter_map(|&capability| match harness.supports(capability) {
+            Support::Yes => None,
+            Support::No(reason) => Some((capability, reason)),
+        })
 }
 
 /// The first capability that a case needs and the backend lacks, and why.
 #[must_use]
 pub fn missing(harness: &dyn Harness, case: &Case) -> Option<(Capability, String)> {
-    case.needs
-        .iter()
-        .find_map(|&capability| match harness.supports(capability) {
-            Support::Yes => None,
-            Support::No(reason) => Some((capability, reason)),
-        })
+    lacking(harness, case).next()
 }
 
 /// The case that a capability which is not claimed is not there, where that can be seen.
@@ -113,7 +135,10 @@ fn trial(
     suite: &'static str,
     case: &'static Case,
 ) -> Trial {
-    let missing = missing(&**worlds.harness(), case);
+    let harness = &**worlds.harness();
+    let wanted = lacking(harness, case).find(|(capability, _)| required.contains(*capability));
+    let is_required = wanted.is_some();
+    let missing = wanted.or_else(|| missing(harness, case));
     let entry = Entry::new(suite, case);
     let note = {
         let report = Arc::clone(report);
@@ -133,7 +158,6 @@ fn trial(
     };
     let why = format!("{capability}: {reason}");
     note(&entry, Verdict::Skipped(why.clone()));
-    let is_required = required.0.contains(&capability);
     let text = format!("this backend lacks {why}");
     let failing = Trial::test(case.name(suite), move || {
         note(&entry, Verdict::Failed(text.clone()));

@@ -16,7 +16,7 @@ use collectives_testkit::harness::{Harness, Joined, Setup};
 use collectives_testkit::planted::Planted;
 use collectives_testkit::report::{Entry, Report, Verdict};
 use collectives_testkit::rig::Rig;
-use collectives_testkit::runner::missing;
+use collectives_testkit::runner::{Required, missing};
 use collectives_testkit::suites;
 use collectives_testkit::world::{Limits, Worlds};
 
@@ -197,4 +197,16 @@ fn reports_of_several_processes_add_up() {
     );
     assert!(text.contains("| NeverHits | yes | passed |"), "{text}");
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn what_is_required_must_be_a_capability() {
+    let required = Required::parse(" graphs, symmetric,").unwrap();
+    assert!(required.contains(Capability::Graphs));
+    assert!(!required.contains(Capability::Abort));
+    let text = Required::parse("grphs").unwrap_err();
+    assert!(
+        text.contains("`grphs`") && text.contains("graph-update"),
+        "{text}"
+    );
 }

@@ -22,7 +22,21 @@ use crate::{ensure, ensure_eq};
 const STAGED: &[crate::capability::Capability] = &[Symmetric, Graphs];
 
 /// The cases.
-pub const CASES: &[Case] = &[
+pub const CASES: &[Case] = &ALL;
+
+/// The same on streams that run beside their callers, which drift apart.
+pub const CONCURRENT: &[Case] = &concurrent(ALL);
+
+const fn concurrent<const N: usize>(mut cases: [Case; N]) -> [Case; N] {
+    let mut index = 0;
+    while index < N {
+        cases[index] = cases[index].concurrent();
+        index += 1;
+    }
+    cases
+}
+
+const ALL: [Case; COUNT] = [
     Case::new(
         "A1",
         "a graph outlives every replacement of its slot",
@@ -226,6 +240,8 @@ pub const CASES: &[Case] = &[
     .needs(STAGED)
     .catches(Planted::RetainForever),
 ];
+
+const COUNT: usize = 30;
 
 fn outlives_replacement(rig: &mut Rig<'_>) -> Outcome {
     let mut handle = rig.collectives("replace")?;

@@ -41,6 +41,10 @@ pub const ALL: &[Suite] = &[
         cases: graph_replay::CASES,
     },
     Suite {
+        name: "graph_replay_concurrent",
+        cases: graph_replay::CONCURRENT,
+    },
+    Suite {
         name: "streams",
         cases: streams::CASES,
     },
