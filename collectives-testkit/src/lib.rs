@@ -18,7 +18,7 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `COLLECTIVES_REQUIRE=graphs,…` | these capabilities may not be missing: a skip is a failure |
-//! | `COLLECTIVES_REPORT=DIR` | write `report.json` and `report.md` there |
+//! | `COLLECTIVES_REPORT=DIR` | write a report of each backend there, in JSON and Markdown |
 
 pub mod capability;
 pub mod case;

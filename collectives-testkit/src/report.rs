@@ -1,4 +1,4 @@
-//! What was run, and what came of it: `report.json` and `report.md`.
+//! What was run, and what came of it: a JSON and a Markdown file per backend.
 //!
 //! A runner may start one process per case, so each process adds what it knows to what the folder
 //! already holds; an outcome of a case that was not run again stays.
@@ -158,7 +158,7 @@ impl Report {
                 part.entries.into_values().for_each(|entry| all.note(entry));
             }
         }
-        let name = |extension| folder.join(format!("report.{extension}"));
+        let name = |extension| folder.join(format!("{}.{extension}", self.backend));
         place(&name("json"), &serde_json::to_string_pretty(&all)?)?;
         place(&name("md"), &all.markdown())
     }

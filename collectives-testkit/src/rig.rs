@@ -9,6 +9,7 @@ use collectives_alloc::options::Options;
 use collectives_alloc::policy::Policy;
 use collectives_alloc::pool::Pool;
 use collectives_alloc::registry;
+use collectives_core::addr::Operand;
 use collectives_core::bootstrap::Bootstrap;
 use collectives_core::buffer::Buffer;
 use collectives_core::collectives::Collectives;
@@ -17,6 +18,7 @@ use collectives_core::device::Device;
 use collectives_core::error::{Error, ErrorKind, Result};
 use collectives_core::graph::{Capture, Executable, Graph, GraphExecutable};
 use collectives_core::layered::Layered;
+use collectives_core::memory::Memory;
 use collectives_core::path::Staging;
 use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
@@ -366,6 +368,30 @@ impl<'w> Rig<'w> {
         })
     }
 
+    /// A capture that must fail, because a stream that joined it is not joined back; gives its error.
+    ///
+    /// # Errors
+    ///
+    /// Those of `body` and of the fork, and a capture that succeeds.
+    pub fn failing_capture(&mut self, body: impl FnOnce(&Stream) -> Result<()>) -> Outcome<Error> {
+        let device = Arc::clone(&self.device);
+        let Some(graphs) = device.graphs() else {
+            return Err(Failure("the device offers no graphs".to_owned()));
+        };
+        let lost = device.create_stream()?;
+        let stream = &mut self.stream;
+        // SAFETY: The stream is borrowed mutably, so nobody else is using it.
+        unsafe { graphs.begin(stream) }?;
+        // SAFETY: Nobody else knows the other stream.
+        let forked = unsafe { graphs.fork(stream, &lost) };
+        let done = body(stream);
+        // SAFETY: As above.
+        let ended = unsafe { graphs.end(stream) };
+        forked?;
+        done?;
+        crate::case::refused("a capture with a lost branch", ended)
+    }
+
     /// A graph of one staged all-reduce as a framework captures and launches it: through the
     /// device's own graphs, without this crate's order of launches.
     ///
@@ -440,6 +466,18 @@ impl<'w> Rig<'w> {
             capture: None,
         };
         scratch.acquire(comm, Request::new(bytes), site)
+    }
+
+    /// A part of some memory, as memory of its own.
+    ///
+    /// # Errors
+    ///
+    /// When it leaves the memory.
+    pub fn part(&self, memory: &Memory, offset: usize, bytes: usize) -> Result<Memory> {
+        let within = Operand::new(memory.addr(), memory.bytes()).slice(offset, bytes)?;
+        let whole = memory.clone();
+        // SAFETY: The range lies in `whole`, which the hook keeps until it runs.
+        Ok(unsafe { Memory::new(memory.device(), within.addr, bytes, move |_| drop(whole)) })
     }
 
     /// Ends an allocator and its communicator.

@@ -6,7 +6,7 @@
 mod host;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use collectives_core::bootstrap::Bootstrap;
 use collectives_core::error::{Error, ErrorKind, Result};
@@ -67,7 +67,6 @@ fn fails(worlds: &Worlds, run: fn(&mut Rig<'_>) -> Outcome) -> String {
 #[test]
 fn a_rank_that_dies_is_named_and_the_next_case_goes_on() {
     let worlds = worlds();
-    let begun = Instant::now();
     let text = fails(&worlds, dies);
     assert!(
         text.contains("rank 1: panicked: a rank that dies"),
@@ -75,7 +74,6 @@ fn a_rank_that_dies_is_named_and_the_next_case_goes_on() {
     );
     assert!(text.contains("last: all_reduce"), "{text}");
     worlds.run(&Case::new("X", "good", good), None).unwrap();
-    assert!(begun.elapsed() < Duration::from_secs(20));
 }
 
 #[test]
@@ -187,10 +185,10 @@ fn reports_of_several_processes_add_up() {
     report.note(proven);
     report.write(&folder).unwrap();
     report.write(&folder).unwrap();
-    let json = std::fs::read_to_string(folder.join("report.json")).unwrap();
+    let json = std::fs::read_to_string(folder.join("host.json")).unwrap();
     let read: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(read["backend"], "host");
-    let text = std::fs::read_to_string(folder.join("report.md")).unwrap();
+    let text = std::fs::read_to_string(folder.join("host.md")).unwrap();
     assert!(
         text.contains("1 ids, 1 cases: 1 passed, 0 failed"),
         "{text}"

@@ -21,8 +21,6 @@ pub enum Point {
     Agree,
     /// At an allocation of symmetric memory.
     Allocate,
-    /// After a registration that succeeded everywhere.
-    Register,
 }
 
 /// How to fail.
@@ -104,15 +102,6 @@ impl Layer for FailAt {
     ) -> Result<Memory> {
         self.meet(Point::Allocate, inner, bytes)?;
         symmetric_of(inner)?.allocate(bytes, extend)
-    }
-
-    fn register(&mut self, inner: &mut dyn Communicator, memory: &Memory) -> Result<WindowId> {
-        let window = symmetric_of(inner)?.register(memory)?;
-        if let Err(error) = self.meet(Point::Register, inner, memory.bytes()) {
-            symmetric_of(inner)?.retire(window)?;
-            return Err(error);
-        }
-        Ok(window)
     }
 
     fn for_child(&self) -> Self {

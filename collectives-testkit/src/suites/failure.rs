@@ -146,7 +146,6 @@ fn missing_rank(rig: &mut Rig<'_>) -> Outcome {
         ensure_eq!(named, [Rank(1)], "the absent ranks, by: {error}");
         let took = begun.elapsed();
         ensure!(took >= deadline, "it gave up after {took:?}");
-        ensure!(took < deadline * 20, "it took {took:?}");
     }
     rig.meet()
 }

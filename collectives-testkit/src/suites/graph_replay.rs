@@ -946,6 +946,15 @@ fn abandoned(rig: &mut Rig<'_>) -> Outcome {
         handle.all_reduce(&mut tensor, ReduceOp::Sum, capture.stream())?;
         drop(capture);
     }
+    let error = rig.failing_capture(|stream| {
+        handle
+            .all_reduce(&mut tensor, ReduceOp::Sum, stream)
+            .map(drop)
+    })?;
+    ensure!(
+        matches!(error.kind(), ErrorKind::Capture(_)),
+        "a capture with a lost branch: {error}"
+    );
     // A template that is never instantiated.
     let (template, _) =
         rig.capture(|capture| handle.all_reduce(&mut tensor, ReduceOp::Sum, capture.stream()))?;

@@ -166,6 +166,13 @@ pub const CASES: &[Case] = &[
         .needs(NEEDS)
         .catches(Planted::CapOffByOne),
     Case::new(
+        "E16",
+        "sizes beyond four gibibytes are priced without loss",
+        large_sizes,
+    )
+    .needs(NEEDS)
+    .catches(Planted::PlanHalves),
+    Case::new(
         "F1",
         "what a trim frees can be used for a larger slot",
         trim_and_grow,
@@ -897,6 +904,30 @@ fn trim_and_grow(rig: &mut Rig<'_>) -> Outcome {
     );
     scratch.touch(rig, 4 * granule)?;
     scratch.close(rig)
+}
+
+fn large_sizes(rig: &mut Rig<'_>) -> Outcome {
+    let handle = rig.collectives("exact")?;
+    let granule = rig.granule();
+    for elements in [(1 << 29) - 1, 1 << 29, (1 << 29) + 1, (5 << 30) / 4 + 3] {
+        let op = collectives_core::collective::Op::AllReduce(ReduceOp::Sum);
+        let dtype = collectives_core::dtype::DType::F32;
+        let request = handle.request_for(op, dtype, elements)?;
+        ensure_eq!(request, Some(Request::new(elements * 4)), "the request");
+        let plan = handle.plan(&[Request::new(elements * 4)])?;
+        ensure_eq!(plan.capacity_bytes, elements * 4, "capacity");
+        let over = plan.mapped_bytes - plan.capacity_bytes;
+        ensure!(over < 2 * granule, "{over} bytes more are mapped");
+        let error = refused(
+            "a size that overflows",
+            handle.request_for(op, dtype, usize::MAX / 2),
+        )?;
+        let overflow = matches!(error.misuse(), Some(Misuse::SizeOverflow { .. }));
+        ensure!(overflow, "a size that overflows: {error}");
+    }
+    ensure_eq!(handle.stats().mapped_bytes(), 0, "bytes that plans spent");
+    let _deferred = handle.close()?;
+    Ok(())
 }
 
 fn frees_first(rig: &mut Rig<'_>) -> Outcome {

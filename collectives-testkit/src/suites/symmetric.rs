@@ -32,6 +32,13 @@ pub const CASES: &[Case] = &[
         .needs(&[Symmetric])
         .catches(Planted::WindowOffsetLost),
     Case::new(
+        "E6",
+        "ranges that overlap never have two windows",
+        overlapping,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::DoubleRegisterAllowed),
+    Case::new(
         "E7",
         "any offset into a window gives the right result",
         any_offset,
@@ -130,6 +137,29 @@ fn once(rig: &mut Rig<'_>) -> Outcome {
             "the error"
         );
         ensure!(!error.poisons(), "it poisons");
+    }
+    ensure_eq!(symmetric_of(&mut *comm)?.window_count(), 1, "windows");
+    symmetric_of(&mut *comm)?.retire(window)?;
+    let _deferred = comm.shutdown()?;
+    Ok(())
+}
+
+fn overlapping(rig: &mut Rig<'_>) -> Outcome {
+    let mut comm = rig.communicator()?;
+    let memory = symmetric_of(&mut *comm)?.allocate(3 * 4096, None)?;
+    let window = symmetric_of(&mut *comm)?.register(&memory)?;
+    for (offset, bytes) in [(0, 4096), (4096, 4096), (4096, 8192), (100, 50)] {
+        let part = rig.part(&memory, offset, bytes)?;
+        let registered = symmetric_of(&mut *comm)?.register(&part);
+        let error = refused("registering a part of a window", registered)?;
+        let known = matches!(
+            error.misuse(),
+            Some(Misuse::AlreadyRegistered | Misuse::NotRegistrable { .. })
+        );
+        ensure!(known, "registering a part of a window: {error}");
+        let found = comm.window_of(part.addr(), bytes);
+        let found = found.map(|slice| (slice.window, slice.offset));
+        ensure_eq!(found, Some((window, offset)), "the window of a part");
     }
     ensure_eq!(symmetric_of(&mut *comm)?.window_count(), 1, "windows");
     symmetric_of(&mut *comm)?.retire(window)?;
