@@ -19,7 +19,7 @@ use nccl_sys::Version;
 use crate::control::{Exchange, Round};
 use crate::device::stream::stream_of;
 use crate::device::{CudaDevice, vmm::Blocks};
-use crate::enqueue::{Site, is_empty};
+use crate::enqueue::{Site, is_empty, is_refused};
 use crate::error::BACKEND;
 use crate::mapping::check_self_messages;
 use crate::options::{Algorithm, Options};
@@ -141,6 +141,10 @@ impl NcclCommunicator {
             call.check(self.info.rank, self.info.world_size)?;
             self.windows.check("send", call.send)?;
             self.windows.check("recv", call.recv)?;
+            if is_refused(call, self.info.world_size) {
+                let text = format!("NCCL multiplies no {} on a single rank", call.dtype);
+                return Err(Error::unsupported(Unsupported::Operation(text)));
+            }
         }
         if calls.iter().any(|call| call.kind().is_point_to_point()) {
             check_self_messages(calls, self.info.rank)?;

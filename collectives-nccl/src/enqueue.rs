@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::sync::Arc;
 
 use collectives_core::collective::{Collective, Counts, Op};
+use collectives_core::dtype::DType;
 use collectives_core::error::Result;
 use collectives_core::memory::Memory;
 use collectives_core::path::PathTable;
@@ -53,6 +54,15 @@ pub(crate) fn is_empty(call: &Collective<'_>) -> bool {
     let receives =
         matches!(call.op, Op::AllToAll { recv_counts } if recv_counts != Counts::Even(0));
     call.is_empty() && !receives
+}
+
+/// Whether NCCL would refuse the call after others of its group were enqueued.
+///
+/// On one rank a scalar is multiplied by a kernel of its own, which has no 8-bit floats.
+pub(crate) fn is_refused(call: &Collective<'_>, world_size: usize) -> bool {
+    let eight_bits = matches!(call.dtype, DType::F8E4M3 | DType::F8E5M2);
+    let scaled = matches!(call.reduction(), Some(ReduceOp::PreMulSum(_)));
+    world_size == 1 && eight_bits && scaled
 }
 
 /// Whether an average is a sum and a division of ours.

@@ -6,10 +6,14 @@
 //! | reduce-scatter | f32, f16, bf16, f8 | sum; average since 2.30.3 | what is read |
 //! | all-gather | all | | what is written |
 //!
-//! Up to 2.28 both sides must lie in windows for all three. Kernels serve less than 64 GiB. Below a
-//! few hundred kilobytes copying through scratch costs more than it gains; from where on it pays was
-//! measured with ranks that share one H200, and is the same for the three operations until each
-//! has been measured.
+//! Up to 2.28 both sides must lie in windows for all three. From 2.31 on they must where the larger
+//! side has less than 256 KiB: the kernels for small operands want both (read from captured graphs of
+//! 2.32.3, where one side is enough from 128 KiB on with 4 and 8 ranks and from 256 KiB with 2; of
+//! 2.30.7 one side is enough at every size). Kernels serve less than 64 GiB.
+//!
+//! Below a few hundred kilobytes copying through scratch costs more than it gains; from where on it
+//! pays was measured with ranks that share one H200, and is the same for the three operations
+//! until each has been measured.
 
 use std::ops::RangeInclusive;
 
@@ -31,6 +35,10 @@ const AVERAGE: &[u8] = &[4];
 
 /// The first version in which one side in a window is enough.
 const ONE_SIDE: Version = Version::new(2, 29, 2);
+/// The first version in which one side in a window is enough only for large operands.
+const ONE_LARGE_SIDE: Version = Version::new(2, 31, 0);
+/// What counts as large then.
+const LARGE: usize = 256 << 10;
 /// The first version that averages in a reduce-scatter kernel.
 const SCATTER_AVERAGE: Version = Version::new(2, 30, 3);
 
@@ -46,64 +54,45 @@ const STAGING: [(RangeInclusive<usize>, usize, usize); 3] = [
 
 /// The table of a version. `forced` says that the library is told to use these kernels.
 pub(crate) fn table(version: Version, forced: bool) -> PathTable {
-    let one_side = |side| match version >= ONE_SIDE {
-        true => side,
-        false => Sides::Both,
+    // Which sides must lie in windows, by size: the rows of one kernel.
+    let rows = |side| match version {
+        version if version < ONE_SIDE => vec![(1..=TOO_LARGE - 1, Sides::Both)],
+        version if version < ONE_LARGE_SIDE => vec![(1..=TOO_LARGE - 1, side)],
+        _ => vec![(1..=LARGE - 1, Sides::Both), (LARGE..=TOO_LARGE - 1, side)],
     };
     let mut rules = Vec::new();
     for (world, eager, captured) in STAGING {
-        let rule = |op, dtypes, reductions, needs, kernel| PathRule {
-            op,
-            dtypes,
-            reductions,
-            world: world.clone(),
-            bytes: 1..=TOO_LARGE - 1,
-            needs,
-            stage_from: eager,
-            stage_from_captured: captured,
-            kernel,
-            forced,
+        let mut add = |op, dtypes, reductions, side, kernel| {
+            rules.extend(rows(side).into_iter().map(|(bytes, needs)| PathRule {
+                op,
+                dtypes,
+                reductions,
+                world: world.clone(),
+                bytes,
+                needs,
+                stage_from: eager,
+                stage_from_captured: captured,
+                kernel,
+                forced,
+            }));
         };
         let all_reduce = "ncclSymkDevKernel_AllReduce";
-        let reduce_scatter = "ncclSymkDevKernel_ReduceScatter";
-        rules.push(rule(
-            OpKind::AllReduce,
-            FLOATS,
-            SUM,
-            Sides::Both,
-            all_reduce,
-        ));
-        rules.push(rule(
+        add(OpKind::AllReduce, FLOATS, SUM, Sides::Both, all_reduce);
+        add(
             OpKind::AllReduce,
             DIVISIBLE,
             AVERAGE,
             Sides::Both,
             all_reduce,
-        ));
-        let send = one_side(Sides::Send);
-        rules.push(rule(
-            OpKind::ReduceScatter,
-            FLOATS,
-            SUM,
-            send,
-            reduce_scatter,
-        ));
+        );
+        let reduce_scatter = "ncclSymkDevKernel_ReduceScatter";
+        let send = Sides::Send;
+        add(OpKind::ReduceScatter, FLOATS, SUM, send, reduce_scatter);
         if version >= SCATTER_AVERAGE {
-            rules.push(rule(
-                OpKind::ReduceScatter,
-                FLOATS,
-                AVERAGE,
-                send,
-                reduce_scatter,
-            ));
+            add(OpKind::ReduceScatter, FLOATS, AVERAGE, send, reduce_scatter);
         }
-        rules.push(rule(
-            OpKind::AllGather,
-            &DType::ALL,
-            &[],
-            one_side(Sides::Recv),
-            "ncclSymkDevKernel_AllGather",
-        ));
+        let all_gather = "ncclSymkDevKernel_AllGather";
+        add(OpKind::AllGather, &DType::ALL, &[], Sides::Recv, all_gather);
     }
     PathTable(rules)
 }
@@ -133,7 +122,16 @@ mod tests {
     }
 
     fn needs(version: Version, op: Op<'static>, dtype: DType) -> Result<Sides, Reason> {
-        let call = call(op, dtype, 1 << 10);
+        needs_at(version, op, dtype, 1 << 20)
+    }
+
+    fn needs_at(
+        version: Version,
+        op: Op<'static>,
+        dtype: DType,
+        count: usize,
+    ) -> Result<Sides, Reason> {
+        let call = call(op, dtype, count);
         let table = table(version, false);
         table.rule(&call, Rank(0), 4).map(|rule| rule.needs)
     }
@@ -187,17 +185,33 @@ mod tests {
     }
 
     #[test]
-    fn every_world_size_has_exactly_one_row_a_call() {
+    fn every_world_size_and_length_has_exactly_one_row() {
         let table = table(NEW, false);
         for world_size in [2, 3, 4, 5, 8, 64] {
-            let rows = table
-                .0
-                .iter()
-                .filter(|rule| rule.op == OpKind::AllGather && rule.world.contains(&world_size));
-            assert_eq!(rows.count(), 1, "{world_size}");
+            for bytes in [1, LARGE - 1, LARGE, TOO_LARGE - 1] {
+                let rows = table.0.iter().filter(|rule| {
+                    rule.op == OpKind::AllGather
+                        && rule.world.contains(&world_size)
+                        && rule.bytes.contains(&bytes)
+                });
+                assert_eq!(rows.count(), 1, "{bytes} bytes on {world_size} ranks");
+            }
         }
         let call = call(Op::AllGather, DType::U8, 8);
         assert!(table.rule(&call, Rank(0), 1).is_err());
+    }
+
+    #[test]
+    fn small_operands_want_both_sides_in_new_versions() {
+        let scatter = Op::ReduceScatter(ReduceOp::Sum);
+        let (small, large) = (64, LARGE / 4);
+        let middle = Version::new(2, 30, 7);
+        assert_eq!(needs_at(NEW, scatter, DType::F32, small), Ok(Sides::Both));
+        assert_eq!(needs_at(NEW, scatter, DType::F32, large), Ok(Sides::Send));
+        assert_eq!(
+            needs_at(middle, scatter, DType::F32, small),
+            Ok(Sides::Send)
+        );
     }
 
     #[test]

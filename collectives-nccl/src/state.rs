@@ -36,6 +36,10 @@ pub(crate) struct State {
     failure: Mutex<Option<Error>>,
     closed: AtomicBool,
     work: Work,
+    /// Since when a call of NCCL enqueues, in milliseconds since `born`; zero when none does. The
+    /// first call of a kind sets connections up, for which it waits for other ranks.
+    entered: AtomicU64,
+    born: Instant,
     pub(crate) windows: Mutex<BTreeMap<WindowId, Window>>,
     control: Mutex<Control>,
     changed: Condvar,
@@ -77,6 +81,8 @@ impl State {
             failure: Mutex::new(None),
             closed: AtomicBool::new(false),
             work: Work::default(),
+            entered: AtomicU64::new(0),
+            born: Instant::now(),
             windows: Mutex::default(),
             control: Mutex::default(),
             changed: Condvar::new(),
@@ -139,15 +145,32 @@ impl State {
         self.failed.store(true, Ordering::Release);
         drop(failure);
         tracing::warn!(%error, rank = self.rank().0, "the communicator has failed");
-        for (_, stream) in &*lock(&self.work.streams) {
-            if let Some(stream) = stream.upgrade() {
-                stream.fail(error);
-            }
-        }
+        self.fail_streams(error);
         if !matches!(error.kind(), ErrorKind::PeerFailed { .. }) {
             self.bootstrap.publish_failure(&error.kind().to_string());
         }
         self.wake();
+    }
+
+    /// Makes the streams whose work will be cut off return the failure from now on.
+    fn fail_streams(&self, error: &Error) {
+        let Ok(_current) = self.device.context.enter_relaxed() else {
+            return;
+        };
+        let streams = lock(&self.work.streams).clone();
+        for stream in streams.iter().filter_map(|(_, stream)| stream.upgrade()) {
+            if !self.is_finished(&stream) {
+                stream.fail(error);
+            }
+        }
+    }
+
+    /// Whether the eager work that was marked on a stream has finished.
+    fn is_finished(&self, stream: &StreamState) -> bool {
+        stream.tail().is_none_or(|tail| {
+            // SAFETY: `cuEventQuery` (cuda.h, "Event Management"): the state keeps the event.
+            ready(unsafe { self.device.driver().event_query(tail) }).unwrap_or(true)
+        })
     }
 
     /// Fails the communicator if the error says that something had moved.
@@ -181,7 +204,25 @@ impl State {
     pub(crate) fn with_comm<R>(&self, call: impl FnOnce(&Nccl, Comm) -> Result<R>) -> Result<R> {
         let _gate = lock(&self.gate);
         self.check_open()?;
-        call(self.nccl, self.comm()?)
+        let comm = self.comm()?;
+        self.entered.store(self.now().max(1), Ordering::Relaxed);
+        let result = call(self.nccl, comm);
+        self.entered.store(0, Ordering::Relaxed);
+        self.health()?;
+        result
+    }
+
+    /// Milliseconds since the communicator was begun.
+    fn now(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// How long a call of NCCL has been enqueueing.
+    pub(crate) fn enqueueing_for(&self) -> Duration {
+        match self.entered.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            since => Duration::from_millis(self.now().saturating_sub(since)),
+        }
     }
 
     /// Runs a call of NCCL that waits for other ranks, and that the watchdog ends.
@@ -195,10 +236,8 @@ impl State {
         lock(&self.control).blocked = Some((Instant::now() + self.options.deadline, what));
         let result = call(self.nccl, comm);
         lock(&self.control).blocked = None;
-        match self.health() {
-            Ok(()) => result,
-            Err(error) => Err(error),
-        }
+        self.health()?;
+        result
     }
 
     fn comm(&self) -> Result<Comm> {
@@ -226,16 +265,10 @@ impl State {
     pub(crate) fn progress(&self) -> (bool, u64) {
         let enqueued = self.work.enqueued.load(Ordering::Acquire);
         let streams = lock(&self.work.streams).clone();
-        let driver = self.device.driver();
         let finished = streams
             .iter()
             .filter_map(|(_, stream)| stream.upgrade())
-            .all(|stream| {
-                stream.tail().is_none_or(|tail| {
-                    // SAFETY: `cuEventQuery` (cuda.h, "Event Management"): the state keeps the event.
-                    ready(unsafe { driver.event_query(tail) }).unwrap_or(true)
-                })
-            });
+            .all(|stream| self.is_finished(&stream));
         (finished, enqueued)
     }
 

@@ -97,17 +97,20 @@ fn look(state: &State, stall: &mut Stall) {
         state.fail(&Error::new(ErrorKind::Aborted { cause }));
         return;
     }
+    let deadline = state.options.work_deadline;
+    if state.enqueueing_for() >= deadline {
+        let cause = format!("a call did not return within {deadline:?}; a peer may be gone");
+        state.fail(&Error::new(ErrorKind::Aborted { cause }));
+        return;
+    }
     let (finished, enqueued) = state.progress();
     if finished || enqueued != stall.seen {
         *stall = Stall {
             seen: enqueued,
             since: Instant::now(),
         };
-    } else if stall.since.elapsed() >= state.options.work_deadline {
-        let cause = format!(
-            "enqueued work made no progress for {:?}; a peer may be gone",
-            state.options.work_deadline
-        );
+    } else if stall.since.elapsed() >= deadline {
+        let cause = format!("enqueued work made no progress for {deadline:?}; a peer may be gone");
         state.fail(&Error::new(ErrorKind::Aborted { cause }));
     }
 }

@@ -148,6 +148,10 @@ impl CudaGraph {
         let mut count = 0;
         // SAFETY: `cuGraphGetNodes` (cuda.h, "Graph Management"): a null array asks for the count.
         unsafe { driver.graph_get_nodes(raw, std::ptr::null_mut(), &raw mut count) }?;
+        if count == 0 {
+            // An all-reduce in place on a single rank is no work at all.
+            return Ok(graph);
+        }
         graph.nodes = vec![RawNode::NULL; count];
         // SAFETY: The array has room for `count` nodes.
         unsafe { driver.graph_get_nodes(raw, graph.nodes.as_mut_ptr(), &raw mut count) }?;
@@ -183,10 +187,21 @@ pub(crate) fn kernel_names(graph: &CudaGraph) -> Result<Vec<String>> {
         if !name.is_null() {
             // SAFETY: The name belongs to the loaded module, which stays loaded.
             let name = unsafe { CStr::from_ptr(name) };
-            names.push(name.to_string_lossy().into_owned());
+            names.push(plain_name(&name.to_string_lossy()).to_owned());
         }
     }
     Ok(names)
+}
+
+/// The function's own name in a mangled one: `_Z`, its length, the name, and what it takes.
+fn plain_name(symbol: &str) -> &str {
+    let named = || {
+        let rest = symbol.strip_prefix("_Z")?;
+        let digits = rest.find(|letter: char| !letter.is_ascii_digit())?;
+        let (length, name) = rest.split_at(digits);
+        name.get(..length.parse().ok()?)
+    };
+    named().unwrap_or(symbol)
 }
 
 impl GraphTemplate for CudaGraph {
@@ -330,5 +345,20 @@ fn report(result: Result<()>) {
     if let Err(error) = result {
         let expected = matches!(error.kind(), ErrorKind::Native { .. });
         tracing::debug!(%error, expected, "a graph could not be destroyed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plain_name;
+
+    #[test]
+    fn mangled_names_are_read() {
+        let symbol = "_Z43ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f3221ncclSymkDevWorkArgs4K";
+        let name = "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f32";
+        assert_eq!(plain_name(symbol), name);
+        assert_eq!(plain_name("divide_f32"), "divide_f32");
+        assert_eq!(plain_name("_Z99short"), "_Z99short");
+        assert_eq!(plain_name("_Z"), "_Z");
     }
 }

@@ -8,9 +8,9 @@ pub(crate) mod shared;
 pub(crate) mod stream;
 pub(crate) mod vmm;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use collectives_core::addr::Addr;
 use collectives_core::device::Device;
@@ -36,32 +36,30 @@ pub(crate) use graph::{capture, end_capture, kernel_names};
 /// One GPU of this process, through its primary context, which other libraries share.
 ///
 /// Calls work on any thread, leave the caller's context current and disturb no capture of another
-/// thread. Streams, memory and graphs keep what they need of the device, so they may outlive it;
-/// what is dropped after it is given back when the process ends.
+/// thread. Once opened it lasts as long as the process, as the context does.
 #[derive(Debug)]
 pub struct CudaDevice {
     pub(crate) shared: Arc<Shared>,
 }
 
 impl CudaDevice {
-    /// The GPU with this ordinal among those the process sees. The same device for the same
-    /// ordinal, as long as it is in use.
+    /// The GPU with this ordinal among those the process sees; the same device for the same
+    /// ordinal.
     ///
     /// # Errors
     ///
     /// [`Unsupported`](ErrorKind::Unsupported) without a CUDA driver or with one that is too old,
     /// and [`Native`](ErrorKind::Native) when there is no such GPU.
     pub fn open(ordinal: usize) -> Result<Arc<Self>> {
-        static OPEN: Mutex<Option<HashMap<usize, Weak<CudaDevice>>>> = Mutex::new(None);
+        static OPEN: Mutex<BTreeMap<usize, Arc<CudaDevice>>> = Mutex::new(BTreeMap::new());
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = open.get_or_insert_default();
-        if let Some(device) = open.get(&ordinal).and_then(Weak::upgrade) {
-            return Ok(device);
+        if let Some(device) = open.get(&ordinal) {
+            return Ok(Arc::clone(device));
         }
         let device = Arc::new(
             Self::make(ordinal).map_err(|error| error.during("open").on_backend(BACKEND))?,
         );
-        open.insert(ordinal, Arc::downgrade(&device));
+        open.insert(ordinal, Arc::clone(&device));
         Ok(device)
     }
 
@@ -482,11 +480,5 @@ impl CudaDevice {
         let key = std::ptr::from_ref(cuda).addr();
         let captures = &self.shared.captures;
         captures.keep(self.driver(), capturing, key, fence.clone())
-    }
-}
-
-impl Drop for CudaDevice {
-    fn drop(&mut self) {
-        self.shared.collect();
     }
 }

@@ -91,6 +91,46 @@ pub(crate) fn many_captures(ctx: &mut Ctx) -> Outcome {
     Ok(())
 }
 
+/// Two graphs and eager calls on two streams use one slot, with nothing between them on the host.
+pub(crate) fn mixed(ctx: &mut Ctx) -> Outcome {
+    let mut handle = handle(ctx, "geometric")?;
+    let other = ctx.device.create_stream().said("stream")?;
+    let count = 60_000;
+    eager(ctx, &mut handle, count, 0)?;
+    let mut graphs = [
+        captured(ctx, &mut handle, count)?,
+        captured(ctx, &mut handle, count)?,
+    ];
+    for round in 0..30 {
+        for (index, graph) in graphs.iter_mut().enumerate() {
+            let values = inputs::<bf16>(ctx.rank, count, round + index);
+            graph.tensor.write(&values, &ctx.stream).said("write")?;
+        }
+        let values = inputs::<bf16>(ctx.rank, count, round + 2);
+        let mut tensor = Buffer::from_slice(&ctx.device, &values, &other).said("from_slice")?;
+        let [first, second] = &mut graphs;
+        first
+            .graph
+            .launch(&*ctx.device, &ctx.stream)
+            .said("launch")?;
+        handle
+            .all_reduce(&mut tensor, ReduceOp::Sum, &other)
+            .said("all_reduce")?;
+        second.graph.launch(&*ctx.device, &other).said("launch")?;
+        for (index, found) in [&first.tensor, &second.tensor, &tensor]
+            .into_iter()
+            .enumerate()
+        {
+            let found = found.read(&ctx.stream).said("read")?;
+            let expected = sums::<bf16>(ctx.ranks, 0, count, round + index);
+            same(&format!("round {round}, user {index}"), &found, &expected)?;
+        }
+    }
+    drop(graphs);
+    let _ = handle.close().said("close")?;
+    Ok(())
+}
+
 pub(crate) fn close_first(ctx: &mut Ctx) -> Outcome {
     let before = NcclCommunicator::live_count();
     let mut handle = handle(ctx, "geometric")?;

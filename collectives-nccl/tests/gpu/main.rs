@@ -6,6 +6,7 @@
 //! world sizes.
 
 mod failing;
+mod global;
 mod graphs;
 mod operations;
 mod parent;
@@ -33,6 +34,7 @@ const SHARED: &[Case] = &[
     ("host_slices", operations::host_slices),
     ("split_renumbers_and_works", operations::split),
     ("kernels_are_what_the_table_says", paths::kernels),
+    ("kernels_by_size_are_told", paths::sweep),
     ("a_selected_kernel_is_used_or_refused", paths::selection),
     ("staged_by_exact", scratch::exact),
     ("staged_by_replace", scratch::replace),
@@ -42,6 +44,8 @@ const SHARED: &[Case] = &[
     ("graphs_replay_across_growths", graphs::growth),
     ("a_stream_of_somebody_else", graphs::foreign_stream),
     ("many_captures_leave_nothing", graphs::many_captures),
+    ("streams_and_graphs_share_a_slot_in_order", graphs::mixed),
+    ("a_global_capture_elsewhere_is_unharmed", global::capture),
     (
         "a_closed_communicator_stays_for_its_graphs",
         graphs::close_first,

@@ -66,6 +66,17 @@ pub(crate) fn reductions(ctx: &mut Ctx) -> Outcome {
             if matches!(op, ReduceOp::PreMulSum(_)) && !small_sum {
                 continue;
             }
+            if matches!(op, ReduceOp::PreMulSum(_)) && ctx.ranks == 1 && T::MOST == 1 {
+                let refused = handle.all_reduce(&mut tensor, op, &ctx.stream).err();
+                let typed = refused.is_some_and(|error| {
+                    matches!(
+                        error.kind(),
+                        collectives_core::error::ErrorKind::Unsupported(_)
+                    )
+                });
+                ensure(typed, || format!("{what} was not refused"))?;
+                continue;
+            }
             handle
                 .all_reduce(&mut tensor, op, &ctx.stream)
                 .said(&what)?;

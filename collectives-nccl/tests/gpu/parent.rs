@@ -103,6 +103,14 @@ fn start(names: &[&str], ranks: usize, limit: Duration) -> Result<Said, String> 
         slowest.sort();
         eprintln!("{ranks} ranks: {}", slowest.join("; "));
     }
+    for line in fs::read_to_string(file(0, "out"))
+        .unwrap_or_default()
+        .lines()
+    {
+        if let Some(told) = line.strip_prefix("SWEEP ") {
+            eprintln!("  {told}");
+        }
+    }
     let failed = world.values().any(Result::is_err) || world.len() < names.len();
     if failed {
         for rank in 0..ranks {

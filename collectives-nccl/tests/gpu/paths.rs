@@ -23,7 +23,7 @@ struct Sides {
     outside: Memory,
 }
 
-const BYTES: usize = 64 << 20;
+const BYTES: usize = 256 << 20;
 
 fn symmetric(comm: &mut NcclCommunicator) -> Result<&mut dyn SymmetricMemory, String> {
     let why = format!("{:?}", comm.capabilities().symmetric);
@@ -88,6 +88,45 @@ fn names(comm: &mut NcclCommunicator, call: Collective<'_>) -> Result<String, St
 
 const SUM: ReduceOp = ReduceOp::Sum;
 
+/// Says, on rank 0, which kernel serves which size, with the sides in windows that are named.
+pub(crate) fn sweep(ctx: &mut Ctx) -> Outcome {
+    if ctx.ranks == 1 {
+        return Ok(());
+    }
+    let mut comm = ctx.connect()?;
+    let sides = sides(ctx, &mut comm)?;
+    for (op, inside) in [
+        (Op::AllReduce(SUM), (true, true)),
+        (Op::ReduceScatter(SUM), (true, false)),
+        (Op::ReduceScatter(SUM), (true, true)),
+        (Op::AllGather, (false, true)),
+        (Op::AllGather, (true, true)),
+    ] {
+        let mut line = format!(
+            "{} ranks, {op:?}, send and recv in a window {inside:?}:",
+            ctx.ranks
+        );
+        let mut last = String::new();
+        for power in 4..25 {
+            let call = sides.call(ctx.ranks, op, DType::F32, (1 << power) / 4, inside);
+            let found = names(&mut comm, call)?;
+            if found != last {
+                line.push_str(&format!(
+                    " {} B {found}",
+                    call.send.bytes.max(call.recv.bytes)
+                ));
+                last = found;
+            }
+        }
+        if ctx.rank == 0 {
+            println!("SWEEP {line}");
+        }
+    }
+    drop(sides);
+    let _ = comm.shutdown().said("shutdown")?;
+    Ok(())
+}
+
 pub(crate) fn kernels(ctx: &mut Ctx) -> Outcome {
     if ctx.ranks == 1 {
         return Ok(());
@@ -96,11 +135,7 @@ pub(crate) fn kernels(ctx: &mut Ctx) -> Outcome {
     let sides = sides(ctx, &mut comm)?;
     let n = ctx.ranks;
     let inside = (true, true);
-    let symmetric: [(Op<'static>, (bool, bool), &[ReduceOp]); 3] = [
-        (Op::AllReduce(SUM), inside, &[SUM]),
-        (Op::ReduceScatter(SUM), (true, false), &[SUM]),
-        (Op::AllGather, (false, true), &[]),
-    ];
+    let symmetric = [Op::AllReduce(SUM), Op::ReduceScatter(SUM), Op::AllGather];
     let mut wrong = Vec::new();
     let mut check =
         |comm: &mut NcclCommunicator, call: Collective<'static>, prefix: &str| match names(
@@ -115,7 +150,7 @@ pub(crate) fn kernels(ctx: &mut Ctx) -> Outcome {
             )),
             Err(words) => wrong.push(words),
         };
-    for (op, needed, _) in symmetric {
+    for op in symmetric {
         for dtype in [
             DType::F32,
             DType::F16,
@@ -124,7 +159,12 @@ pub(crate) fn kernels(ctx: &mut Ctx) -> Outcome {
             DType::F8E5M2,
         ] {
             for count in [64, 1 << 20] {
-                let call = sides.call(n, op, dtype, count, needed);
+                // No more sides lie in windows than the table says the kernel needs.
+                let call = sides.call(n, op, dtype, count, inside);
+                let table = &comm.capabilities().paths;
+                let rule = table.rule(&call, Rank::new(ctx.rank), n);
+                let needs = rule.map_err(|reason| reason.to_string())?.needs;
+                let call = sides.call(n, op, dtype, count, (needs.send(), needs.recv()));
                 check(&mut comm, call, "ncclSymkDevKernel_");
                 // The negative control: the same on ordinary memory.
                 let call = sides.call(n, op, dtype, count, (false, false));
