@@ -32,10 +32,26 @@ pub trait Harness: Send + Sync + 'static {
     /// When the rank cannot be started, on all ranks alike.
     fn join(&self, bootstrap: Arc<dyn Bootstrap>, setup: &Setup) -> Result<Joined>;
 
+    /// What a rank is.
+    fn ranks(&self) -> Ranks {
+        Ranks::Threads
+    }
+
     /// Whether only one world may exist at a time, as on a GPU that the ranks share.
     fn is_exclusive(&self) -> bool {
         false
     }
+}
+
+/// What a rank is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Ranks {
+    /// A thread; one world serves many cases.
+    #[default]
+    Threads,
+    /// A process, started from the test's own binary; a world per case. On Linux.
+    Processes,
 }
 
 /// The world a case wants.

@@ -30,6 +30,8 @@ pub mod interpose;
 pub mod launch;
 pub mod matrix;
 pub mod planted;
+#[cfg(target_os = "linux")]
+mod processes;
 pub mod report;
 pub mod rig;
 pub mod runner;

@@ -100,6 +100,8 @@ pub fn table(rows: &[Row]) -> String {
 /// the matrix of what was run is printed at the end.
 #[must_use]
 pub fn main(harness: Arc<dyn Harness>) -> ExitCode {
+    #[cfg(target_os = "linux")]
+    crate::processes::dispatch(&harness);
     let mut arguments = Arguments::from_args();
     if harness.is_exclusive() {
         arguments.test_threads = Some(1);

@@ -82,6 +82,8 @@ pub fn unclaimed(capability: Capability) -> Option<&'static Case> {
 /// [`conformance_main!`](crate::conformance_main).
 #[must_use]
 pub fn main(harness: Arc<dyn Harness>) -> ExitCode {
+    #[cfg(target_os = "linux")]
+    crate::processes::dispatch(&harness);
     let required = match Required::from_env() {
         Ok(required) => required,
         Err(text) => {

@@ -76,6 +76,10 @@ impl Worlds {
     ///
     /// Naming each rank that failed, how, and its last operation.
     pub fn run(&self, case: &Case, bug: Option<Planted>) -> Outcome {
+        #[cfg(target_os = "linux")]
+        if self.harness.ranks() == crate::harness::Ranks::Processes {
+            return crate::processes::run(self.limits, case, bug);
+        }
         let setup = case.setup(self.limits.call);
         let idle = self.lock().get_mut(&setup).and_then(Vec::pop);
         let world = match idle {
@@ -188,6 +192,33 @@ impl World {
         // Ranks that still hang are abandoned with their world.
         Err(Failure(failures.join("\n")))
     }
+}
+
+/// Runs one case on this rank, whose peers are elsewhere.
+pub(crate) fn alone(
+    harness: &Arc<dyn Harness>,
+    limits: Limits,
+    bootstrap: Arc<dyn Bootstrap>,
+    case: &Case,
+    bug: Option<Planted>,
+) -> Outcome {
+    let setup = case.setup(limits.call);
+    let rank = RankThread {
+        harness: Arc::clone(harness),
+        setup,
+        limit: limits.case,
+        bootstrap: Arc::clone(&bootstrap),
+        progress: Arc::new(Progress::default()),
+    };
+    rank.progress.begin();
+    let mut joined = harness.join(bootstrap, &setup)?;
+    let job = Job { run: case.run, bug };
+    let mut rounds = 0;
+    let outcome = rank.work(&mut joined, job, &mut rounds);
+    let closed = joined.comm.shutdown();
+    outcome?;
+    let _deferred = closed?;
+    Ok(())
 }
 
 struct RankThread {
