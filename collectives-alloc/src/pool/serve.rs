@@ -84,10 +84,17 @@ impl Pool {
 
     #[inline]
     pub(super) fn consult(&mut self, domain: usize, ask: &Ask) -> Result<Verdict> {
-        self.table.at(domain).refresh();
+        let slots = self.table.at(domain);
+        let all_free = slots.refresh();
+        if all_free && let Some(index) = slots.remembered(ask.bytes) {
+            return Ok(Verdict::Hit(index));
+        }
         let verdict = self.judge(self.table.domains()[domain].views(), ask)?;
         let slots = self.table.at(domain);
         slots.largest = slots.largest.max(ask.bytes);
+        if all_free && let Verdict::Hit(index) = verdict {
+            slots.remember(ask.bytes, index);
+        }
         Ok(verdict)
     }
 

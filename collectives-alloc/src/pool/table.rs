@@ -19,6 +19,9 @@ pub(super) struct Slots {
     views: Vec<SlotView>,
     /// The largest request the policy answered.
     pub(super) largest: usize,
+    /// The request the policy answered last, and the slot it chose, if all slots were free then and
+    /// are the same now.
+    last_hit: Option<(usize, usize)>,
 }
 
 /// All slots.
@@ -47,18 +50,42 @@ impl Slots {
             live: Vec::new(),
             views: Vec::new(),
             largest: 0,
+            last_hit: None,
         }
     }
 
-    /// Looks which leases ended since the last time. Only the pool begins one, so a slot that was
-    /// free still is.
+    /// Looks which leases ended since the last time; whether all did. Only the pool begins one, so a
+    /// slot that was free still is.
     #[inline]
-    pub(super) fn refresh(&mut self) {
+    pub(super) fn refresh(&mut self) -> bool {
+        let mut all_free = true;
         for (view, slot) in self.views.iter_mut().zip(&self.live) {
             if view.leased {
                 view.leased = slot.is_leased();
+                all_free &= !view.leased;
             }
         }
+        all_free
+    }
+
+    /// The slot that a policy chose for the same request when it saw the same slots, all free. It is
+    /// a pure function of them, so it would choose it again.
+    #[inline]
+    pub(super) fn remembered(&self, bytes: usize) -> Option<usize> {
+        self.last_hit
+            .filter(|&(last, _)| last == bytes)
+            .map(|(_, index)| index)
+    }
+
+    /// Remembers what the policy chose while all slots were free.
+    pub(super) fn remember(&mut self, bytes: usize, index: usize) {
+        self.last_hit = Some((bytes, index));
+    }
+
+    /// What a policy sees and may change; whoever changes it makes the pool forget its last choice.
+    fn views_to_change(&mut self) -> &mut Vec<SlotView> {
+        self.last_hit = None;
+        &mut self.views
     }
 
     /// Leases `bytes` bytes of a slot that is free, large enough and ordered.
@@ -84,16 +111,17 @@ impl Slots {
     }
 
     pub(super) fn push(&mut self, slot: Slot) -> usize {
-        self.views.push(SlotView {
+        let leased = slot.is_leased();
+        self.views_to_change().push(SlotView {
             capacity: slot.capacity,
-            leased: slot.is_leased(),
+            leased,
         });
         self.live.push(slot);
         self.live.len() - 1
     }
 
     fn remove(&mut self, index: usize) -> Slot {
-        self.views.remove(index);
+        self.views_to_change().remove(index);
         self.live.remove(index)
     }
 
@@ -167,7 +195,7 @@ impl Table {
     /// Retires what is live in a domain.
     pub(super) fn retire(&mut self, domain: usize) {
         let slots = &mut self.domains[domain];
-        slots.views.clear();
+        slots.views_to_change().clear();
         self.retired.append(&mut slots.live);
         self.retired.sort_unstable_by_key(|slot| slot.id);
     }
@@ -224,7 +252,7 @@ impl Table {
     pub(super) fn take_all(&mut self) -> Vec<Slot> {
         let mut all: Vec<_> = self.retired.drain(..).collect();
         for slots in &mut self.domains {
-            slots.views.clear();
+            slots.views_to_change().clear();
             all.append(&mut slots.live);
         }
         all.sort_unstable_by_key(|slot| slot.id);
