@@ -34,8 +34,8 @@ const GRANULE: usize = 2 << 20;
 
 /// One rank's end of a communicator of this backend.
 ///
-/// Calls that differ between ranks are not compared: put
-/// [`Checked`](../../collectives_alloc/index.html) around it to find them.
+/// Calls that differ between ranks are not compared: the decorator `Checked` of `collectives-alloc`
+/// finds them.
 ///
 /// # Dropping it
 ///

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
+use collectives_alloc::config::ScratchConfig;
 use collectives_core::buffer::Buffer;
 use collectives_core::error::ErrorKind;
 use collectives_core::reduce::ReduceOp;
@@ -10,7 +11,7 @@ use collectives_nccl::communicator::NcclCommunicator;
 use half::bf16;
 
 use crate::rank::Ctx;
-use crate::scratch::{captured, eager, handle};
+use crate::scratch::{captured, eager, handle, handle_of};
 use crate::values::{inputs, same, sums};
 use crate::{Outcome, Said, ensure};
 
@@ -26,20 +27,30 @@ fn eventually(what: &str, holds: impl Fn() -> bool) -> Outcome {
     Ok(())
 }
 
+/// Graphs keep replaying on the slots they captured while the policy replaces those. With
+/// `COLLECTIVES_GPU_LONG=1` eight graphs replay ten thousand times across twenty growths.
 pub(crate) fn growth(ctx: &mut Ctx) -> Outcome {
-    let mut handle = handle(ctx, "replace")?;
-    eager(ctx, &mut handle, 10_000, 0)?;
+    let long = std::env::var("COLLECTIVES_GPU_LONG").is_ok_and(|value| value == "1");
+    let (captures, growths, replays) = if long { (8, 20, 500) } else { (4, 4, 25) };
+    let mut config = ScratchConfig::with_policy("replace");
+    config.growth = Some(1.01);
+    let mut handle = handle_of(ctx, &config)?;
     let mut graphs = Vec::new();
-    for round in 0..4 {
-        // Each capture claims the slot there is; the growth afterwards replaces it.
-        graphs.push(captured(ctx, &mut handle, 9_000 + round)?);
-        eager(ctx, &mut handle, 10_000 << (round + 1), round)?;
-        for repeat in 0..25 {
+    // More than a granule each, so that every round outgrows the slot of the round before.
+    let elements = |round: usize| (round + 1) * (3 << 19);
+    for round in 0..=growths {
+        eager(ctx, &mut handle, elements(round), round)?;
+        if graphs.len() < captures {
+            graphs.push(captured(ctx, &mut handle, 9_000 + round)?);
+        }
+        for repeat in 0..replays {
             for graph in &mut graphs {
-                graph.replay(ctx, repeat)?;
+                graph.replay(ctx, repeat + round)?;
             }
         }
     }
+    let stats = handle.stats();
+    ensure(stats.growths > growths as u64, || format!("{stats:?}"))?;
     drop(graphs);
     let _ = handle.close().said("close")?;
     Ok(())

@@ -22,6 +22,11 @@ pub(crate) fn handle(ctx: &mut Ctx, policy: &str) -> Result<Staged, String> {
     if policy == "reserved" {
         config.max_request = Some("8MiB".parse().said("size")?);
     }
+    handle_of(ctx, &config)
+}
+
+/// As [`handle`], with any configuration.
+pub(crate) fn handle_of(ctx: &mut Ctx, config: &ScratchConfig) -> Result<Staged, String> {
     let scratch = config.build().said("build")?;
     let mut handle = Collectives::new(ctx.connect()?, scratch);
     handle.set_staging(Staging::Forced);
