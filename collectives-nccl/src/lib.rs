@@ -9,6 +9,41 @@
 //! * [`DEFECTS`](known_bad::DEFECTS) lists versions of NCCL that are known to be wrong and what is
 //!   done about them. Symmetric memory wants 2.30.6 or later.
 //!
+//! # An all-reduce
+//!
+//! Started by `torchrun` or anything that sets its variables, one process a GPU:
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use collectives_core::collectives::Collectives;
+//! use collectives_core::device::Device;
+//! use collectives_core::env::World;
+//! use collectives_core::error::Result;
+//! use collectives_core::reduce::ReduceOp;
+//! use collectives_nccl::communicator::NcclCommunicator;
+//! use collectives_nccl::device::CudaDevice;
+//! use collectives_nccl::options::Options;
+//!
+//! fn main() -> Result<()> {
+//!     let world = World::from_env()?;
+//!     let bootstrap = world.bootstrap(Duration::from_secs(60))?;
+//!     let device = CudaDevice::open(world.local_rank)?;
+//!     let comm = NcclCommunicator::connect(bootstrap, Arc::clone(&device), Options::from_env())?;
+//!     let mut collectives = Collectives::without_scratch(comm);
+//!
+//!     let device: Arc<dyn Device> = device;
+//!     let stream = device.create_stream()?;
+//!     let mut tensor = collectives.symmetric_buffer::<f32>(1 << 20)?;
+//!     tensor.write(&vec![1.0; 1 << 20], &stream)?;
+//!     let report = collectives.all_reduce(&mut tensor, ReduceOp::Sum, &stream)?;
+//!     println!("{report:?}: {}", tensor.read(&stream)?[0]);
+//!     drop(tensor);
+//!     collectives.close().map(drop)
+//! }
+//! ```
+//!
 //! # What it does not do
 //!
 //! * It does not compare calls across ranks; a decorator does.

@@ -40,7 +40,9 @@ pub struct Options {
     /// How long ranks wait for each other in set-up, registration and shutdown.
     pub deadline: Duration,
     /// How long enqueued work may make no progress before the communicator is aborted. A peer that
-    /// was killed shows in nothing else.
+    /// was killed shows in nothing else. Work that waits for a peer which is merely idle looks the
+    /// same, so a server whose ranks may wait for requests for longer sets a longer time, or
+    /// `Duration::MAX` to switch this off.
     pub work_deadline: Duration,
     /// Defects that are allowed nevertheless.
     pub allow: Vec<String>,
