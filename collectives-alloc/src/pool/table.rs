@@ -19,9 +19,9 @@ pub(super) struct Slots {
     views: Vec<SlotView>,
     /// The largest request the policy answered.
     pub(super) largest: usize,
-    /// The request the policy answered last, and the slot it chose, if all slots were free then and
-    /// are the same now.
-    last_hit: Option<(usize, usize)>,
+    /// Requests the policy answered while all slots were free, and the slots it chose; as long as the
+    /// slots are the same. Zero bytes mean an empty place.
+    choices: [(usize, usize); CHOICES],
 }
 
 /// All slots.
@@ -42,6 +42,15 @@ pub(super) struct Table {
 /// The domain that holds what was reserved.
 pub(super) const SHARED: usize = 0;
 
+/// Choices remembered, each at the place its size hashes to.
+const CHOICES: usize = 8;
+
+/// Where the choice for a size is remembered: the upper bits of a multiplicative hash.
+#[inline]
+const fn place(bytes: usize) -> usize {
+    bytes.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (usize::BITS - CHOICES.ilog2())
+}
+
 impl Slots {
     fn new(ordinal: u64, key: Domain) -> Self {
         Self {
@@ -50,7 +59,7 @@ impl Slots {
             live: Vec::new(),
             views: Vec::new(),
             largest: 0,
-            last_hit: None,
+            choices: [(0, 0); CHOICES],
         }
     }
 
@@ -72,19 +81,19 @@ impl Slots {
     /// a pure function of them, so it would choose it again.
     #[inline]
     pub(super) fn remembered(&self, bytes: usize) -> Option<usize> {
-        self.last_hit
-            .filter(|&(last, _)| last == bytes)
-            .map(|(_, index)| index)
+        let (known, index) = self.choices[place(bytes)];
+        (known == bytes).then_some(index)
     }
 
     /// Remembers what the policy chose while all slots were free.
     pub(super) fn remember(&mut self, bytes: usize, index: usize) {
-        self.last_hit = Some((bytes, index));
+        self.choices[place(bytes)] = (bytes, index);
     }
 
-    /// What a policy sees and may change; whoever changes it makes the pool forget its last choice.
+    /// What a policy sees and may change; whoever changes it makes the pool forget
+    /// the policy's choices.
     fn views_to_change(&mut self) -> &mut Vec<SlotView> {
-        self.last_hit = None;
+        self.choices = [(0, 0); CHOICES];
         &mut self.views
     }
 
