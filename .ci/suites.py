@@ -7,7 +7,13 @@ as long as some crate has them.
 import re
 import sys
 
-CRATES = ["collectives_core", "collectives_alloc", "collectives_host"]
+CRATES = [
+    "collectives_core",
+    "collectives_alloc",
+    "collectives_host",
+    "collectives_nccl",
+    "collectives_testkit",
+]
 EMPTY = ["collectives_examples"]
 SUITE = re.compile(r"^\s+Running (?P<source>.+) \(.*?(?P<name>[^/\\]+?)-[0-9a-f]{16}(\.exe)?\)$")
 DOCS = re.compile(r"^\s+Doc-tests (?P<name>\S+)$")
