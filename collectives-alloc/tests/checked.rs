@@ -123,7 +123,8 @@ fn with<T>(rank: usize, usual: T, odd: T) -> T {
         let even = Collective { counts: Counts::Even(1), send: at(rank, 0x9000, 1),
             recv: at(rank, 0x1000, 3), ..uneven };
         vec![with(rank, even, uneven)]
-    }, Field::Count, "another field", "this field")]
+    }, Field::Count, "a call that compares the counts vector here",
+        "a call that compares the count here")]
 #[case::invalid(|rank| vec![with(rank, sum(rank, 4),
         Collective { recv: at(rank, 0x1004, 4), ..sum(rank, 4) })],
     Field::Operation, "a call that its own checks refuse", "a valid call")]

@@ -126,7 +126,11 @@ impl Record {
                 .collect();
             if let Some((odd, usual)) = odd_one_out(&names) {
                 let field = names[usual].or(names[odd]).unwrap_or(Field::RecordLength);
-                return Err(mismatch(odd, field, "another field", "this field"));
+                let show = |index: usize| match names[index] {
+                    Some(field) => format!("a call that compares {field} here"),
+                    None => "a call that compares nothing here".to_owned(),
+                };
+                return Err(mismatch(odd, field, show(odd), show(usual)));
             }
             let values: Vec<_> = records
                 .iter()

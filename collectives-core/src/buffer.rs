@@ -97,7 +97,7 @@ impl<T: Element> Buffer<T> {
     ///
     /// # Errors
     ///
-    /// [`Misuse::OutOfBounds`].
+    /// [`Misuse::NoSuchElements`].
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
         let start = match range.start_bound() {
             Bound::Included(&start) => start,
@@ -110,12 +110,8 @@ impl<T: Element> Buffer<T> {
             Bound::Unbounded => self.count,
         };
         if start > end || end > self.count {
-            return Err(Misuse::OutOfBounds {
-                offset: start.saturating_mul(size_of::<T>()),
-                bytes: end.saturating_sub(start).saturating_mul(size_of::<T>()),
-                available: self.bytes(),
-            }
-            .into());
+            let count = self.count;
+            return Err(Misuse::NoSuchElements { start, end, count }.into());
         }
         let skipped = start * size_of::<T>();
         Ok(Self {

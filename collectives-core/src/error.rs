@@ -49,7 +49,7 @@ pub enum ErrorKind {
         ours: String,
     },
     /// Some ranks did not arrive within the deadline; no rank saw success.
-    #[error("ranks {} did not arrive within {waited:?}", RankList(.absent))]
+    #[error("rank(s) {} did not arrive within {waited:?}", RankList(.absent))]
     Timeout {
         /// The ranks that had not arrived.
         absent: Vec<Rank>,
@@ -249,6 +249,16 @@ pub enum Misuse {
         bytes: usize,
         /// What there is.
         available: usize,
+    },
+    /// A range of elements that a buffer does not have.
+    #[error("elements {start}..{end} are asked for of {count}")]
+    NoSuchElements {
+        /// The first.
+        start: usize,
+        /// The one after the last.
+        end: usize,
+        /// How many there are.
+        count: usize,
     },
     /// A request for zero bytes of scratch.
     #[error("zero bytes of scratch were requested")]
@@ -651,7 +661,7 @@ mod tests {
         .on_rank(Rank(0));
         assert_eq!(
             error.to_string(),
-            "all_reduce: ranks 1, 3 did not arrive within 5s [host, rank 0]"
+            "all_reduce: rank(s) 1, 3 did not arrive within 5s [host, rank 0]"
         );
         assert!(!error.poisons() && error.poisoning().poisons());
     }

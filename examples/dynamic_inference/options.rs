@@ -18,7 +18,7 @@ const POLICIES: [&str; 4] = ["exact", "replace", "geometric", "geometric-class"]
 #[derive(Debug, Parser)]
 #[command(name = "dynamic_inference")]
 pub(crate) struct Options {
-    /// Ranks, each a thread.
+    /// Ranks, each a thread: 1 to 32.
     #[arg(long, default_value_t = 4, value_parser = parse_ranks)]
     pub(crate) ranks: usize,
 
@@ -36,7 +36,8 @@ pub(crate) struct Options {
     #[arg(long, default_value = "2MiB", value_parser = parse_granule)]
     pub(crate) granule: ByteSize,
 
-    /// A TOML file with a `[scratch]` table; without `--policy`, only its policy is run.
+    /// A TOML file with a `[scratch]` table; without `--policy`, only its policy is run. Variables
+    /// `COLLECTIVES_SCRATCH_…` win over it.
     #[arg(long)]
     pub(crate) config: Option<PathBuf>,
 
@@ -53,7 +54,8 @@ impl Options {
             None => ScratchConfig::default(),
         };
         let base = base.overridden_by_env()?;
-        if self.policy.is_empty() && self.config.is_some() {
+        let chosen = base.policy.is_some() || base.largest_request()?.is_some();
+        if self.policy.is_empty() && (self.config.is_some() || chosen) {
             return Ok(vec![base]);
         }
         let named = self.policy.iter().map(String::as_str);

@@ -88,7 +88,7 @@ impl fmt::Display for Run {
         }
         writeln!(
             f,
-            "trace `{}`, {} ranks, granule {}; figures per rank, wrong elements of all ranks",
+            "trace `{}`, ranks: {}, granule {}; figures per rank, wrong elements of all ranks",
             self.trace,
             self.ranks,
             mebibytes(self.granule)

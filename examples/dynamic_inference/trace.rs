@@ -62,6 +62,9 @@ impl Trace {
     /// A file with a column `tokens` and, optionally, `kind`; rows without a kind are prefills.
     pub(crate) fn from_csv(path: &Path) -> Result<Self, Box<dyn Error>> {
         let at = |what: String| format!("{}: {what}", path.display());
+        if !path.is_file() {
+            return Err(at("it is no file".to_owned()).into());
+        }
         let mut reader = csv::Reader::from_path(path).map_err(|error| at(error.to_string()))?;
         let mut trace = Self {
             name: path.display().to_string(),
