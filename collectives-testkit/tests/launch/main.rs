@@ -224,7 +224,7 @@ fn a_rank_comes_late() {
     assert!(report.is_ok(), "{report}");
     assert_eq!(
         told(&report, usize::MAX),
-        "ranks 3 did not arrive within 100ms"
+        "rank(s) 3 did not arrive within 100ms"
     );
 }
 
