@@ -23,6 +23,8 @@ type FreeHook = Box<dyn FnOnce(Option<StreamRef>) + Send>;
 #[derive(Clone)]
 pub struct Memory(Arc<Owned>);
 
+/// Alone on its cache lines, so that owners counted on one thread do not slow another thread's.
+#[repr(align(128))]
 struct Owned {
     last_user: Mutex<Option<StreamRef>>,
     entered: AtomicBool,

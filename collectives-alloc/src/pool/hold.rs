@@ -12,7 +12,9 @@ use collectives_core::stream::{Fence, StreamRef};
 
 /// The part of a slot that its lease gives back, from whatever thread.
 ///
-/// It keeps the bytes mapped, so that a lease may outlive its pool.
+/// It keeps the bytes mapped, so that a lease may outlive its pool. It is alone on its cache lines,
+/// so that pools on different threads write none that they share.
+#[repr(align(128))]
 pub(super) struct Hold {
     id: SlotId,
     busy: AtomicBool,
