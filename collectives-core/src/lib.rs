@@ -38,6 +38,7 @@ pub mod rank;
 pub mod reduce;
 pub mod scratch;
 pub mod shared;
+pub mod split;
 pub mod stats;
 pub mod stream;
 pub mod symmetric;

@@ -12,7 +12,8 @@ use collectives_core::communicator::{AbortHandle, Capabilities, CommInfo, Commun
 use collectives_core::device::Device;
 use collectives_core::error::{Misuse, Result};
 use collectives_core::memory::Memory;
-use collectives_core::rank::{CommId, Rank};
+use collectives_core::rank::CommId;
+use collectives_core::split;
 use collectives_core::stream::StreamRef;
 use collectives_core::symmetric::SymmetricMemory;
 
@@ -270,21 +271,10 @@ impl Communicator for HostCommunicator {
 
     fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn Communicator>>> {
         let deadline = self.endpoint().deadline();
-        let wanted = color.map_or(0, |color| u64::from(color) + 1);
-        let mine = Record::new().fact(wanted).fact(u64::from(key));
-        let records = self.agree(&mine, deadline)?;
+        let records = self.agree(&split::record(color, key), deadline)?;
         self.splits += 1;
         let Some(color) = color else { return Ok(None) };
-        let mut members: Vec<_> = records
-            .iter()
-            .enumerate()
-            .filter_map(|(rank, record)| match record.facts() {
-                [theirs, key] if *theirs == wanted => Some((*key, Rank::new(rank))),
-                _ => None,
-            })
-            .collect();
-        members.sort_unstable();
-        let members: Vec<_> = members.into_iter().map(|(_, rank)| rank).collect();
+        let members = split::members(&records, color);
         let name = format!("host/split/{}/{color}", self.splits);
         let bootstrap = self.endpoint().bootstrap.subgroup(&name, &members)?;
         let child = Self::connect_within(bootstrap, Arc::clone(&self.host), deadline)?;

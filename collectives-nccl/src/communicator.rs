@@ -11,7 +11,8 @@ use collectives_core::communicator::{AbortHandle, Capabilities, CommInfo, Commun
 use collectives_core::device::Device;
 use collectives_core::error::{Error, Misuse, Result, Unsupported};
 use collectives_core::memory::Memory;
-use collectives_core::rank::{CommId, Rank};
+use collectives_core::rank::CommId;
+use collectives_core::split;
 use collectives_core::stream::StreamRef;
 use collectives_core::symmetric::SymmetricMemory;
 use nccl_sys::Version;
@@ -19,7 +20,7 @@ use nccl_sys::Version;
 use crate::control::{Exchange, Round};
 use crate::device::stream::stream_of;
 use crate::device::{CudaDevice, vmm::Blocks};
-use crate::enqueue::{Site, is_empty, is_refused};
+use crate::enqueue::{Site, is_refused};
 use crate::error::BACKEND;
 use crate::mapping::check_self_messages;
 use crate::options::{Algorithm, Options};
@@ -175,21 +176,10 @@ impl NcclCommunicator {
 
     fn child(&mut self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
         let deadline = self.state.options.deadline;
-        let wanted = color.map_or(0, |color| u64::from(color) + 1);
-        let mine = Record::new().fact(wanted).fact(u64::from(key));
-        let records = self.agree(&mine, deadline)?;
+        let records = self.agree(&split::record(color, key), deadline)?;
         self.splits += 1;
         let Some(color) = color else { return Ok(None) };
-        let mut members: Vec<_> = records
-            .iter()
-            .enumerate()
-            .filter_map(|(rank, record)| match record.facts() {
-                [theirs, key] if *theirs == wanted => Some((*key, Rank::new(rank))),
-                _ => None,
-            })
-            .collect();
-        members.sort_unstable();
-        let members: Vec<_> = members.into_iter().map(|(_, rank)| rank).collect();
+        let members = split::members(&records, color);
         let name = format!("nccl/split/{}/{color}", self.splits);
         let bootstrap = self.state.bootstrap.subgroup(&name, &members)?;
         let options: Options = self.state.options.clone();
@@ -234,11 +224,15 @@ impl Communicator for NcclCommunicator {
     unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
         self.state.check_open()?;
         self.check(ops).map_err(|error| self.state.named(error))?;
-        let enqueued = match ops.iter().any(is_empty) {
+        let enqueued = match ops.iter().any(Collective::is_empty) {
             // SAFETY: By the caller.
             false => unsafe { self.enqueue_checked(ops, stream) },
             true => {
-                let full: Vec<_> = ops.iter().filter(|call| !is_empty(call)).copied().collect();
+                let full: Vec<_> = ops
+                    .iter()
+                    .filter(|call| !call.is_empty())
+                    .copied()
+                    .collect();
                 // SAFETY: By the caller.
                 unsafe { self.enqueue_checked(&full, stream) }
             }

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::sync::Arc;
 
-use collectives_core::collective::{Collective, Counts, Op};
+use collectives_core::collective::{Collective, Op};
 use collectives_core::dtype::DType;
 use collectives_core::error::Result;
 use collectives_core::memory::Memory;
@@ -46,14 +46,6 @@ enum Reduction {
     Plain(RedOp),
     /// Made for one call.
     Scaled(Scalar),
-}
-
-/// Whether the operation moves nothing on any rank. An all-to-all that sends nothing from here may
-/// still receive.
-pub(crate) fn is_empty(call: &Collective<'_>) -> bool {
-    let receives =
-        matches!(call.op, Op::AllToAll { recv_counts } if recv_counts != Counts::Even(0));
-    call.is_empty() && !receives
 }
 
 /// Whether NCCL would refuse the call after others of its group were enqueued.
