@@ -67,3 +67,29 @@ pub fn cases() -> impl Iterator<Item = (&'static str, &'static Case)> {
     ALL.iter()
         .flat_map(|suite| suite.cases.iter().map(|case| (suite.name, case)))
 }
+
+/// The number of cases in several tables.
+const fn count(parts: &[&[Case]]) -> usize {
+    let (mut part, mut sum) = (0, 0);
+    while part < parts.len() {
+        sum += parts[part].len();
+        part += 1;
+    }
+    sum
+}
+
+/// The cases of several tables as one.
+const fn join<const N: usize>(parts: &[&[Case]]) -> [Case; N] {
+    let mut all = [parts[0][0]; N];
+    let (mut part, mut at) = (0, 0);
+    while part < parts.len() {
+        let mut index = 0;
+        while index < parts[part].len() {
+            all[at] = parts[part][index];
+            at += 1;
+            index += 1;
+        }
+        part += 1;
+    }
+    all
+}

@@ -1,0 +1,180 @@
+//! What a case works with on one rank.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use collectives_core::bootstrap::Bootstrap;
+use collectives_core::collectives::Collectives;
+use collectives_core::communicator::Communicator;
+use collectives_core::device::Device;
+use collectives_core::error::{Misuse, Result};
+use collectives_core::layered::Layered;
+use collectives_core::scratch::ScratchAllocator;
+use collectives_core::stream::Stream;
+
+pub use self::replay::{Framework, Replay};
+use crate::harness::{Harness, Joined, Probe, Setup};
+use crate::interpose::{Interposed, OnDevice};
+use crate::planted::Planted;
+use crate::planted::communicator::Bugged;
+use crate::planted::device::BuggedDevice;
+use crate::watchdog::Progress;
+use crate::witness::{Witness, WitnessLayer};
+
+mod calls;
+mod control;
+mod replay;
+mod tensors;
+
+/// The handle of users, over whatever communicator and allocator the case asked for.
+pub type Handle = Collectives<Box<dyn Communicator>, Box<dyn ScratchAllocator>>;
+
+/// One rank in one case.
+///
+/// Communicators are children of the world's own, so that every case has fresh ones. All of them are
+/// on one device, whose calls the [`Witness`] sees.
+pub struct Rig<'w> {
+    pub(crate) harness: &'w Arc<dyn Harness>,
+    pub(crate) setup: Setup,
+    pub(crate) parent: &'w mut dyn Communicator,
+    pub(crate) probe: &'w dyn Probe,
+    pub(crate) bootstrap: &'w Arc<dyn Bootstrap>,
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) witness: Arc<Witness>,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) stream: Stream,
+    pub(crate) bug: Option<Planted>,
+    pub(crate) rounds: &'w mut u64,
+}
+
+impl std::fmt::Debug for Rig<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rig")
+            .field("setup", &self.setup)
+            .field("bug", &self.bug)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'w> Rig<'w> {
+    pub(crate) fn new(
+        harness: &'w Arc<dyn Harness>,
+        setup: Setup,
+        joined: &'w mut Joined,
+        bootstrap: &'w Arc<dyn Bootstrap>,
+        progress: &Arc<Progress>,
+        bug: Option<Planted>,
+        rounds: &'w mut u64,
+    ) -> Result<Self> {
+        let witness = Witness::new(Arc::clone(progress));
+        let inner = Arc::clone(joined.comm.device());
+        let seen: Arc<dyn Device> =
+            Arc::new(Interposed::new(inner, Arc::new(Arc::clone(&witness))));
+        let device: Arc<dyn Device> = match bug {
+            Some(bug) => Arc::new(Interposed::new(seen, Arc::new(BuggedDevice::new(bug)))),
+            None => seen,
+        };
+        let stream = device.create_stream()?;
+        Ok(Self {
+            harness,
+            setup,
+            parent: &mut *joined.comm,
+            probe: &*joined.probe,
+            bootstrap,
+            progress: Arc::clone(progress),
+            witness,
+            device,
+            stream,
+            bug,
+            rounds,
+        })
+    }
+
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.bootstrap.rank().index()
+    }
+
+    /// Ranks in the world.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.bootstrap.world_size()
+    }
+
+    /// Bytes that symmetric memory is mapped in multiples of.
+    #[must_use]
+    pub fn granule(&self) -> usize {
+        self.parent.info().granule
+    }
+
+    /// How long ranks wait for each other in this world.
+    #[must_use]
+    pub fn deadline(&self) -> Duration {
+        self.setup.deadline
+    }
+
+    /// The device all communicators of the case are on.
+    #[must_use]
+    pub fn device(&self) -> Arc<dyn Device> {
+        Arc::clone(&self.device)
+    }
+
+    /// The case's first stream.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// What reached the backend.
+    #[must_use]
+    pub fn witness(&self) -> &Witness {
+        &self.witness
+    }
+
+    /// What only the backend can tell.
+    #[must_use]
+    pub fn probe(&self) -> &dyn Probe {
+        self.probe
+    }
+
+    /// Whether this bug is planted.
+    #[must_use]
+    pub fn has(&self, bug: Planted) -> bool {
+        self.bug == Some(bug)
+    }
+
+    /// A fresh communicator of all ranks; collective.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::split`].
+    pub fn communicator(&mut self) -> Result<Box<dyn Communicator>> {
+        let child = self.parent.split(Some(0), self.parent.info().rank.0)?;
+        let Some(child) = child else {
+            return Err(
+                Misuse::Other("a split with a color gave no communicator".to_owned()).into(),
+            );
+        };
+        Ok(self.around(child))
+    }
+
+    /// A communicator of the backend as cases see it.
+    pub(crate) fn around(&self, comm: Box<dyn Communicator>) -> Box<dyn Communicator> {
+        self.progress.watch(comm.abort_handle());
+        let layer = WitnessLayer(Arc::clone(&self.witness));
+        Box::new(OnDevice {
+            inner: Box::new(Layered::new(layer, comm)),
+            device: Arc::clone(&self.device),
+            bugged: Bugged::new(self.bug),
+        })
+    }
+}
+
+/// A short number for a value, to compare it across ranks.
+pub(crate) fn hash(value: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,83 @@
+//! Inputs of a round, and every element compared with what it must be.
+
+use collectives_core::buffer::Buffer;
+use collectives_core::error::Result;
+use collectives_core::reduce::ReduceOp;
+use collectives_core::stream::Stream;
+
+use super::{Handle, Rig};
+use crate::case::{Failure, Outcome};
+use crate::ensure;
+use crate::values::{self, Exact};
+
+impl Rig<'_> {
+    /// A buffer with this rank's input of a round.
+    ///
+    /// # Errors
+    ///
+    /// As [`Buffer::from_slice`].
+    pub fn tensor<T: Exact>(&self, count: usize, round: usize) -> Result<Buffer<T>> {
+        let values = values::input(self.rank(), self.ranks(), count, round);
+        Buffer::from_slice(&self.device, &values, &self.stream)
+    }
+
+    /// This rank's input of a round.
+    #[must_use]
+    pub fn input<T: Exact>(&self, count: usize, round: usize) -> Vec<T> {
+        values::input(self.rank(), self.ranks(), count, round)
+    }
+
+    /// Fails unless every element is the sum of all ranks' inputs of a round.
+    ///
+    /// # Errors
+    ///
+    /// Naming the first element that is not.
+    pub fn expect_sum<T: Exact>(
+        &self,
+        what: &str,
+        tensor: &Buffer<T>,
+        round: usize,
+        stream: &Stream,
+    ) -> Outcome {
+        let expected = values::sum::<T>(self.ranks(), tensor.len(), round);
+        self.expect_all(what, tensor, &expected, stream)
+    }
+
+    /// Fails unless every element is as expected.
+    ///
+    /// # Errors
+    ///
+    /// Naming the first element that is not.
+    pub fn expect_all<T: Exact>(
+        &self,
+        what: &str,
+        tensor: &Buffer<T>,
+        expected: &[T],
+        stream: &Stream,
+    ) -> Outcome {
+        let found = tensor.read(stream)?;
+        let wrong = found.iter().zip(expected).position(|(a, b)| a != b);
+        ensure!(found.len() == expected.len(), "{what}: lengths differ");
+        match wrong {
+            None => Ok(()),
+            Some(index) => Err(Failure(format!(
+                "{what}: element {index} of {} is {:?} and should be {:?}",
+                found.len(),
+                found[index],
+                expected[index]
+            ))),
+        }
+    }
+
+    /// One eager all-reduce of this many bytes, checked.
+    ///
+    /// # Errors
+    ///
+    /// Those of the call, and a wrong element.
+    pub fn eager(&self, handle: &mut Handle, bytes: usize, stream: &Stream) -> Outcome {
+        let count = bytes / 4;
+        let mut tensor = self.tensor::<u32>(count, 7)?;
+        handle.all_reduce(&mut tensor, ReduceOp::Sum, stream)?;
+        self.expect_sum("an eager call", &tensor, 7, stream)
+    }
+}

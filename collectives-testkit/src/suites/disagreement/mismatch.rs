@@ -1,0 +1,204 @@
+//! Ranks that ask for different things: one typed error, before anything is registered.
+#![forbid(unsafe_code)]
+
+use collectives_alloc::checked::Checked;
+use collectives_core::collectives::Collectives;
+use collectives_core::communicator::Communicator;
+use collectives_core::error::{ErrorKind, Field};
+use collectives_core::layered::symmetric_of;
+use collectives_core::reduce::ReduceOp;
+
+use super::field_of;
+use crate::capability::Capability::{ComparesCalls, Graphs, Symmetric};
+use crate::case::{Case, Outcome, refused};
+use crate::planted::Planted;
+use crate::rig::Rig;
+use crate::values::Dice;
+use crate::{ensure, ensure_eq};
+
+/// The cases.
+pub(super) const CASES: &[Case] = &[
+    Case::new(
+        "B6",
+        "a rank that captures while others do not is found",
+        mixed_capture,
+    )
+    .needs(&[Graphs])
+    .catches(Planted::CaptureHidden),
+    Case::new(
+        "C7",
+        "a request that differs is found before anything is registered",
+        request_differs,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::AgreementEchoes),
+    Case::new(
+        "C8",
+        "counts that differ are the same typed error everywhere",
+        counts_differ,
+    )
+    .needs(&[ComparesCalls])
+    .catches(Planted::MismatchSwallowed),
+    Case::new("C13", "the check mode finds what it is for", check_mode)
+        .catches(Planted::CheckModeOff),
+    Case::new(
+        "I36",
+        "configurations that differ are found before a registration",
+        configuration,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::AgreementEchoes),
+];
+
+fn mixed_capture(rig: &mut Rig<'_>) -> Outcome {
+    let comm = Checked::new(rig.deadline()).around(rig.communicator()?);
+    let mut handle = Collectives::without_scratch(comm);
+    let mut tensor = rig.tensor::<u32>(100, 1)?;
+    let enqueued = rig.witness().calls("enqueue");
+    let reduced = if rig.rank() == 1 {
+        let (graph, reduced) = rig.capture(|capture| {
+            Ok(handle.all_reduce(&mut tensor, ReduceOp::Sum, capture.stream()))
+        })?;
+        ensure_eq!(graph.node_count(), 0, "nodes of a graph without operations");
+        reduced
+    } else {
+        handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream())
+    };
+    let error = refused("a call that one rank captures", reduced)?;
+    ensure_eq!(
+        field_of(&error),
+        Some(Field::Capture),
+        "the field named by: {error}"
+    );
+    rig.expect_alike("the error", &format!("{:?}", error.kind()))?;
+    ensure_eq!(
+        rig.witness().calls("enqueue"),
+        enqueued,
+        "operations enqueued so far"
+    );
+    handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream())?;
+    rig.expect_sum("the call after", &tensor, 1, rig.stream())?;
+    rig.finish(handle)
+}
+
+fn request_differs(rig: &mut Rig<'_>) -> Outcome {
+    let mut comm = rig.communicator()?;
+    let mut scratch = rig.pool("exact", rig.options())?;
+    rig.lease(&mut *comm, &mut *scratch, 100)?.complete()?;
+    let before = rig.witness().calls("register");
+    let odd = rig.rank() == rig.ranks() - 1;
+    let leased = rig.lease(&mut *comm, &mut *scratch, if odd { 5000 } else { 6000 });
+    let error = refused("requests that differ", leased)?;
+    ensure_eq!(
+        field_of(&error),
+        Some(Field::Bytes),
+        "the field named by: {error}"
+    );
+    rig.expect_alike("the error", &format!("{:?}", error.kind()))?;
+    ensure_eq!(
+        rig.witness().calls("register"),
+        before,
+        "registrations so far"
+    );
+    rig.lease(&mut *comm, &mut *scratch, 7000)?.complete()?;
+    rig.close(comm, scratch)
+}
+
+fn counts_differ(rig: &mut Rig<'_>) -> Outcome {
+    let comm = rig.communicator()?;
+    let mut handle = Collectives::without_scratch(comm);
+    let mut dice = Dice::new(31);
+    for round in 0..40 {
+        let (odd, count) = (dice.roll(rig.ranks()), 1 + dice.roll(3000));
+        let more = 1 + dice.roll(5);
+        let mine = if odd == rig.rank() {
+            count + more
+        } else {
+            count
+        };
+        let mut tensor = rig.tensor::<u32>(mine, round)?;
+        let stream = rig.device().create_stream()?;
+        let reduced = handle.all_reduce(&mut tensor, ReduceOp::Sum, &stream);
+        let reduced = reduced.and_then(|_| rig.device().synchronize(&stream));
+        let error = refused("counts that differ", reduced)?;
+        let named = match error.kind() {
+            ErrorKind::Mismatch {
+                rank,
+                field: Field::Count,
+                ..
+            } => Some(rank.index()),
+            _ => None,
+        };
+        ensure_eq!(named, Some(odd), "the odd rank, by: {error}");
+        rig.expect_alike("the error", &format!("{:?}", error.kind()))?;
+        let mut tensor = rig.tensor::<u32>(10, round)?;
+        handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream())?;
+        rig.expect_sum("the call after", &tensor, round, rig.stream())?;
+    }
+    rig.finish(handle)
+}
+
+fn check_mode(rig: &mut Rig<'_>) -> Outcome {
+    let comm = rig.communicator()?;
+    let checked: Box<dyn Communicator> = if rig.has(Planted::CheckModeOff) {
+        comm
+    } else {
+        Box::new(Checked::new(rig.deadline()).around(comm))
+    };
+    ensure!(
+        checked.capabilities().compares_calls,
+        "the check mode compares nothing"
+    );
+    let mut handle = Collectives::without_scratch(checked);
+    let mut tensor = rig.tensor::<u32>(100, 1)?;
+    let before = rig.witness().calls("agree");
+    handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream())?;
+    rig.expect_sum("a call that is alike", &tensor, 1, rig.stream())?;
+    let enqueued = rig.witness().calls("enqueue");
+    ensure_eq!(rig.witness().calls("agree"), before + 1, "rounds so far");
+    let op = if rig.rank() == 1 {
+        ReduceOp::Max
+    } else {
+        ReduceOp::Sum
+    };
+    let error = refused(
+        "a reduction that differs",
+        handle.all_reduce(&mut tensor, op, rig.stream()),
+    )?;
+    ensure_eq!(
+        field_of(&error),
+        Some(Field::Reduction),
+        "the field named by: {error}"
+    );
+    ensure_eq!(
+        rig.witness().calls("enqueue"),
+        enqueued,
+        "operations enqueued so far"
+    );
+    rig.expect_alike("the error", &format!("{:?}", error.kind()))?;
+    handle.all_reduce(&mut tensor, ReduceOp::Max, rig.stream())?;
+    rig.finish(handle)
+}
+
+fn configuration(rig: &mut Rig<'_>) -> Outcome {
+    let odd = rig.rank() == 1;
+    let mut comm = rig.communicator()?;
+    let mut options = rig.options();
+    options.cap = odd.then_some(1 << 30);
+    let mut scratch = rig.pool("geometric", options)?;
+    let error = refused(
+        "configurations that differ",
+        rig.lease(&mut *comm, &mut *scratch, 100),
+    )?;
+    ensure_eq!(
+        field_of(&error),
+        Some(Field::Configuration),
+        "the field named by: {error}"
+    );
+    rig.expect_alike("the error", &format!("{:?}", error.kind()))?;
+    ensure_eq!(rig.witness().calls("register"), 0, "registrations");
+    let left = symmetric_of(&mut *comm)?.window_count();
+    ensure_eq!(left, 0, "windows");
+    let _deferred = comm.shutdown()?;
+    Ok(())
+}

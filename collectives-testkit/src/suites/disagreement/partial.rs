@@ -1,0 +1,163 @@
+//! A step that fails or never comes on one rank fails on all of them, and the next works.
+#![forbid(unsafe_code)]
+
+use std::thread;
+use std::time::Duration;
+
+use collectives_alloc::options::OnMiss;
+use collectives_core::agreement::Record;
+use collectives_core::error::ErrorKind;
+use collectives_core::layered::Layered;
+use collectives_core::path::{Path, Reason};
+use collectives_core::rank::Rank;
+use collectives_core::reduce::ReduceOp;
+
+use crate::capability::Capability::Symmetric;
+use crate::case::{Case, Failure, Outcome, refused};
+use crate::decorators::{Fail, FailAt, Point};
+use crate::ensure_eq;
+use crate::planted::Planted;
+use crate::rig::{Handle, Rig};
+
+/// The cases.
+pub(super) const CASES: &[Case] = &[
+    Case::new(
+        "C6",
+        "a rank out of memory makes all ranks say so and name it",
+        out_of_memory,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::AgreementEchoes),
+    Case::new(
+        "I35",
+        "after an allocation that failed the next request works",
+        next_request_works,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::OnMissFlipped),
+    Case::new(
+        "C11",
+        "any step of a growth may fail on any rank",
+        any_step_fails,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::AllocationLeaks),
+    Case::new(
+        "I39",
+        "a partner that never comes is reported and nobody sees success",
+        absent,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::TimeoutIsSuccess),
+];
+
+/// A handle whose allocation fails on one rank, at the k-th call.
+fn failing(rig: &mut Rig<'_>, on: usize, k: u64, how: Fail, point: Point) -> Outcome<Handle> {
+    let comm = rig.communicator()?;
+    let k = if rig.rank() == on { k } else { u64::MAX };
+    let comm = Layered::new(FailAt::new(point, k, how), comm);
+    let scratch = rig.pool("exact", rig.options())?;
+    Ok(rig.handle(Box::new(comm), scratch))
+}
+
+fn out_of_memory(rig: &mut Rig<'_>) -> Outcome {
+    for on in 0..rig.ranks() {
+        let mut handle = failing(rig, on, 2, Fail::OutOfMemory, Point::Allocate)?;
+        rig.eager(&mut handle, 100, rig.stream())?;
+        let count = rig.granule();
+        let mut tensor = rig.tensor::<u32>(count, 1)?;
+        let reduced = handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream());
+        let error = refused("a growth without memory", reduced)?;
+        let named = match error.kind() {
+            ErrorKind::OutOfMemory { rank, .. } => Some(rank.index()),
+            _ => None,
+        };
+        ensure_eq!(named, Some(on), "the rank named by: {error}");
+        rig.expect_all("the tensor", &tensor, &rig.input(count, 1), rig.stream())?;
+        rig.eager(&mut handle, 200, rig.stream())?;
+        rig.finish(handle)?;
+    }
+    Ok(())
+}
+
+fn next_request_works(rig: &mut Rig<'_>) -> Outcome {
+    for on in 0..rig.ranks() {
+        let comm = rig.communicator()?;
+        let k = if rig.rank() == on { 1 } else { u64::MAX };
+        let comm = Layered::new(FailAt::new(Point::Allocate, k, Fail::OutOfMemory), comm);
+        let mut options = rig.options();
+        options.on_miss = OnMiss::Fallback;
+        let scratch = rig.pool("geometric", options)?;
+        let mut handle = rig.handle(Box::new(comm), scratch);
+        let mut tensor = rig.tensor::<u32>(5000, 1)?;
+        let report = handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream())?;
+        rig.expect_alike("the path", &format!("{:?}", (report.path, report.reason)))?;
+        let reason = Reason::OutOfMemory;
+        ensure_eq!(report.reason, reason, "the reason");
+        rig.expect_sum("the fallback", &tensor, 1, rig.stream())?;
+        let mut tensor = rig.tensor::<u32>(4000, 2)?;
+        let report = handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream())?;
+        let staged = Path::Staged;
+        ensure_eq!(report.path, staged, "the path of the next request");
+        rig.expect_sum("the next request", &tensor, 2, rig.stream())?;
+        rig.finish(handle)?;
+    }
+    Ok(())
+}
+
+fn any_step_fails(rig: &mut Rig<'_>) -> Outcome {
+    // An allocation of the first and second slot; a registration that the backend lost after.
+    for on in 0..rig.ranks() {
+        for k in 1..=2 {
+            let mut handle = failing(rig, on, k, Fail::System, Point::Allocate)?;
+            let mut outcomes = Vec::new();
+            for bytes in [100, 20_000, 20_000] {
+                let mut tensor = rig.tensor::<u8>(bytes, 1)?;
+                let reduced = handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream());
+                outcomes.push(reduced.map_err(|error| error.kind().clone()).err());
+            }
+            rig.expect_alike("the outcomes", &format!("{outcomes:?}"))?;
+            let failed = outcomes.iter().flatten().count();
+            ensure_eq!(failed, 1, "failed calls, of one that was planned");
+            let slots = handle.stats().slots.len();
+            rig.expect_alike("slots", &slots.to_string())?;
+            let comm_windows = rig.witness().windows();
+            rig.expect_alike("windows", &format!("{comm_windows:?}"))?;
+            rig.finish(handle)?;
+        }
+    }
+    Ok(())
+}
+
+fn absent(rig: &mut Rig<'_>) -> Outcome {
+    let deadline = Duration::from_millis(150);
+    let mut comm = rig.communicator()?;
+    let mut options = rig.options();
+    options.agree_deadline = deadline;
+    let mut scratch = rig.pool("geometric", options)?;
+    rig.meet()?;
+    if rig.rank() == 1 {
+        thread::sleep(deadline * 4);
+    }
+    let error = refused(
+        "a growth without a rank",
+        rig.lease(&mut *comm, &mut *scratch, 100),
+    )?;
+    let named = match error.kind() {
+        ErrorKind::Timeout { absent, .. } => absent.clone(),
+        _ => Vec::new(),
+    };
+    ensure_eq!(named, [Rank(1)], "the absent ranks, by: {error}");
+    rig.meet()?;
+    ensure_eq!(rig.witness().calls("register"), 0, "registrations");
+    let record = Record::new().fact(u64::try_from(rig.rank()).unwrap_or(0));
+    let records = comm.agree(&record, rig.deadline())?;
+    let facts: Vec<_> = records.iter().map(Record::facts).collect();
+    ensure_eq!(facts.len(), rig.ranks(), "records of a later round");
+    let Some(last) = facts.last() else {
+        return Err(Failure("no record".to_owned()));
+    };
+    ensure_eq!(*last, [rig.ranks() as u64 - 1], "the last rank's record");
+    let _deferred = comm.shutdown()?;
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! Many captures and replays: exact, and without a leak.
+#![forbid(unsafe_code)]
+
+use crate::capability::Capability::{CountsMemory, Graphs, Symmetric};
+use crate::case::{Case, Outcome};
+use crate::ensure_eq;
+use crate::planted::Planted;
+use crate::rig::Rig;
+
+/// The cases.
+pub(super) const CASES: &[Case] = &[
+    Case::new(
+        "A14",
+        "captures leak no memory of the device",
+        captures_leak_nothing,
+    )
+    .needs(&[Symmetric, Graphs, CountsMemory])
+    .catches(Planted::RetainForever),
+    Case::new("B4", "a hundred captures and replays are exact", hundred)
+        .needs(&[Symmetric, Graphs])
+        .catches(Planted::LaunchesAreFlaky),
+    Case::new(
+        "B8",
+        "replays back to back read what the one before wrote",
+        back_to_back,
+    )
+    .needs(&[Symmetric, Graphs])
+    .catches(Planted::LaunchesTwice),
+    Case::new(
+        "B12",
+        "many replays mixed with eager calls keep memory flat",
+        flat_memory,
+    )
+    .needs(&[Symmetric, Graphs, CountsMemory])
+    .catches(Planted::LaunchesLeak),
+];
+
+fn captures_leak_nothing(rig: &mut Rig<'_>) -> Outcome {
+    let mut handle = rig.collectives("geometric")?;
+    let warm = rig.replay_of(&mut handle, 1 << 12)?;
+    rig.settle();
+    let before = (rig.probe().ordinary_bytes(), handle.stats().slots.len());
+    for _ in 0..100 {
+        drop(rig.replay_of(&mut handle, 1 << 12)?);
+    }
+    rig.settle();
+    let after = (rig.probe().ordinary_bytes(), handle.stats().slots.len());
+    ensure_eq!(after, before, "memory and slots after a hundred captures");
+    drop(warm);
+    rig.finish(handle)
+}
+
+fn hundred(rig: &mut Rig<'_>) -> Outcome {
+    let mut handle = rig.collectives("geometric")?;
+    let mut kept = rig.replay_of(&mut handle, 640)?;
+    for round in 0..100 {
+        let mut graph = rig.replay_of(&mut handle, 64 * (1 + round % 7))?;
+        rig.replay(&mut graph, round, rig.stream())?;
+        if round % 3 == 0 {
+            rig.replay(&mut kept, round, rig.stream())?;
+        }
+    }
+    drop(kept);
+    rig.finish(handle)
+}
+
+fn back_to_back(rig: &mut Rig<'_>) -> Outcome {
+    let mut handle = rig.collectives("geometric")?;
+    let mut graph = rig.replay_of(&mut handle, 1 << 12)?;
+    let count = graph.tensor.len();
+    let device = rig.device();
+    graph.tensor.write(&rig.input(count, 1), rig.stream())?;
+    for _ in 0..4 {
+        graph.executable.launch(&*device, rig.stream())?;
+    }
+    // The first makes the sum; each of the others multiplies it by the number of ranks.
+    let ranks = u32::try_from(rig.ranks()).unwrap_or(1);
+    let sums = crate::values::sum::<u32>(rig.ranks(), count, 1);
+    let expected: Vec<u32> = sums.into_iter().map(|sum| sum * ranks.pow(3)).collect();
+    rig.expect_all("four replays", &graph.tensor, &expected, rig.stream())?;
+    drop(graph);
+    rig.finish(handle)
+}
+
+fn flat_memory(rig: &mut Rig<'_>) -> Outcome {
+    let mut handle = rig.collectives("geometric")?;
+    let mut graph = rig.replay_of(&mut handle, 1 << 12)?;
+    let device = rig.device();
+    for _ in 0..2 {
+        graph.executable.launch(&*device, rig.stream())?;
+        rig.eager(&mut handle, 1 << 11, rig.stream())?;
+    }
+    rig.settle();
+    let before = (rig.probe().mapped_bytes(), rig.probe().ordinary_bytes());
+    for round in 0..300 {
+        graph.executable.launch(&*device, rig.stream())?;
+        if round % 10 == 0 {
+            rig.eager(&mut handle, 1 << 11, rig.stream())?;
+        }
+    }
+    device.synchronize(rig.stream())?;
+    rig.settle();
+    let after = (rig.probe().mapped_bytes(), rig.probe().ordinary_bytes());
+    ensure_eq!(after, before, "memory after many replays");
+    drop(graph);
+    let trimmed = rig.settled_trim(&mut handle)?;
+    ensure_eq!(trimmed.held_bytes, 0, "bytes held after the graph is gone");
+    rig.finish(handle)
+}
