@@ -80,7 +80,7 @@ impl Endpoint {
             deadline: AtomicU64::new(0),
             seat: UnsafeCell::new(Seat {
                 number: 0,
-                scratch: Scratch::new(),
+                scratch: Scratch::default(),
                 posts: Vec::new(),
                 skew,
             }),

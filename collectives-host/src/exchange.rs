@@ -13,7 +13,7 @@ use collectives_core::reduce::ReduceOp;
 
 use crate::compare::Posts;
 use crate::post::INLINE;
-use crate::reduce::{Job, Reducer, Scratch, Source};
+use crate::reduce::{Reducer, Scratch, Source};
 
 /// What an algorithm sees of the ranks.
 pub(crate) trait View: Posts {
@@ -73,28 +73,20 @@ impl<V: View> Exchange<'_, V> {
         let count = self.counts.of(Rank(0));
         let inline = self.view.post(self.me).head.is(INLINE);
         match self.call.op {
-            Op::AllReduce(op) if inline => self.reduce_for(self.me, op, scratch, (0, count)),
+            Op::AllReduce(op) if inline => self.reduce(op, scratch, (0, count), [self.me]),
             Op::AllReduce(op) => {
-                let share = self.share(count);
-                self.reduce(op, scratch, share, |offset, block| {
-                    for distance in 0..self.ranks {
-                        self.put((self.me + distance) % self.ranks, offset, block);
-                    }
-                })
+                let everyone = (0..self.ranks).map(|distance| (self.me + distance) % self.ranks);
+                self.reduce(op, scratch, self.share(count), everyone)
             }
             Op::Reduce { op, root } if inline => {
                 let all = if root.index() == self.me { count } else { 0 };
-                self.reduce_for(self.me, op, scratch, (0, all))
+                self.reduce(op, scratch, (0, all), [self.me])
             }
-            Op::Reduce { op, root } => {
-                self.reduce_for(root.index(), op, scratch, self.share(count))
-            }
+            Op::Reduce { op, root } => self.reduce(op, scratch, self.share(count), [root.index()]),
             Op::ReduceScatter(op) => {
                 let begin = self.before(self.me);
                 let part = (begin, begin + self.of(self.me));
-                self.reduce(op, scratch, part, |offset, block| {
-                    self.put(self.me, offset - begin * self.size, block);
-                })
+                self.reduce_into(op, scratch, part, [self.view.output(self.me)])
             }
             Op::AllGather => {
                 self.gather();
@@ -152,52 +144,40 @@ impl<V: View> Exchange<'_, V> {
         (begin, begin.saturating_add(part).min(count))
     }
 
-    /// Reduces elements of all inputs into the same elements of one rank's output.
-    fn reduce_for(
-        &self,
-        rank: usize,
-        op: ReduceOp,
-        scratch: &mut Scratch,
-        range: (usize, usize),
-    ) -> Result<()> {
-        self.reduce(op, scratch, range, |offset, block| {
-            self.put(rank, offset, block)
-        })
-    }
-
-    /// Reduces elements `begin..end` of all inputs; `put` gets blocks at their byte offset.
+    /// Reduces elements `begin..end` of all inputs into the same elements of these ranks' outputs.
     fn reduce(
         &self,
         op: ReduceOp,
         scratch: &mut Scratch,
+        range: (usize, usize),
+        ranks: impl IntoIterator<Item = usize>,
+    ) -> Result<()> {
+        let start = range.0 * self.size;
+        let output = |rank| self.view.output(rank).wrapping_add(start);
+        self.reduce_into(op, scratch, range, ranks.into_iter().map(output))
+    }
+
+    /// Reduces elements `begin..end` of all inputs; each of the targets gets the results.
+    fn reduce_into(
+        &self,
+        op: ReduceOp,
+        scratch: &mut Scratch,
         (begin, end): (usize, usize),
-        put: impl Fn(usize, &[u8]),
+        targets: impl IntoIterator<Item = *mut u8>,
     ) -> Result<()> {
         if begin >= end {
             return Ok(());
         }
         let start = begin * self.size;
-        let job = Job {
-            ranks: self.ranks,
-            elements: end - begin,
-            source: &|rank| Source {
-                addr: self.view.input(rank).wrapping_add(start),
-                scalar: self.view.post(rank).scalar,
-            },
-            sink: &mut |offset, block| put(start + offset, block),
+        let source = |rank| Source {
+            addr: self.view.input(rank).wrapping_add(start),
+            scalar: self.view.post(rank).scalar,
         };
-        // SAFETY: By the invariant, the range lies in all inputs; only this rank writes these
-        // elements, after the sink got them.
-        unsafe { Reducer::new(self.call.dtype, op)?.run(job, scratch) };
+        let job = scratch.job(end - begin, (0..self.ranks).map(source), targets);
+        // SAFETY: By the invariant, the range lies in all operands; only this rank reads and writes
+        // these elements of the targets, which are apart from the sources or the same range.
+        unsafe { Reducer::new(self.call.dtype, op)?.run(job) };
         Ok(())
-    }
-
-    /// Writes a block to a rank's output.
-    fn put(&self, rank: usize, offset: usize, block: &[u8]) {
-        let to = self.view.output(rank).wrapping_add(offset);
-        // SAFETY: By the invariant, the block lies in the rank's output, which only this
-        // rank writes there; the block is in this rank's scratch.
-        unsafe { ptr::copy_nonoverlapping(block.as_ptr(), to, block.len()) };
     }
 
     /// Copies `count` elements from one rank's input to another's output, each from an element on.

@@ -1,91 +1,124 @@
-//! The loops: one cache-sized block at a time, all ranks' elements of it folded into one.
-
-use std::slice;
+//! The loops: a few lines of elements at a time, all ranks' elements folded into one result.
+//!
+//! Results go from registers to wherever they are wanted. What is read comes through raw pointers
+//! and by value, because in place a target is one of the sources.
 
 use super::fold::Fold;
 use super::lane::Lane;
-use super::{Job, Scratch, Source};
+use super::{Job, Source};
 
-/// Runs a job with the widest vectors this processor has.
-pub(super) fn run<L: Lane, F: Fold<L::Acc>>(job: &mut Job<'_>, scratch: &mut Scratch) {
+/// Elements that are read, folded and written together.
+const LANES: usize = 32;
+
+/// Runs a job with the widest vectors this processor has. All give the same bits: nothing is
+/// contracted or reordered.
+///
+/// # Safety
+///
+/// As for [`Reducer::run`](super::Reducer::run).
+pub(super) unsafe fn run<L: Lane, F: Fold<L::Acc>>(job: &Job<'_>) {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        // SAFETY: The processor has the feature.
-        unsafe { run_avx2::<L, F>(job, scratch) };
-        return;
+    {
+        if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
+            // SAFETY: The processor has the features, of which these two imply the others; the rest
+            // by the caller.
+            return unsafe { run_avx512::<L, F>(job) };
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: The processor has the feature; the rest by the caller.
+            return unsafe { run_avx2::<L, F>(job) };
+        }
     }
-    blocks::<L, F>(job, scratch);
+    // SAFETY: By the caller.
+    unsafe { chunks::<L, F>(job) };
 }
 
+/// # Safety
+///
+/// As for [`run`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn run_avx512<L: Lane, F: Fold<L::Acc>>(job: &Job<'_>) {
+    // SAFETY: By the caller.
+    unsafe { chunks::<L, F>(job) };
+}
+
+/// # Safety
+///
+/// As for [`run`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn run_avx2<L: Lane, F: Fold<L::Acc>>(job: &mut Job<'_>, scratch: &mut Scratch) {
-    blocks::<L, F>(job, scratch);
+unsafe fn run_avx2<L: Lane, F: Fold<L::Acc>>(job: &Job<'_>) {
+    // SAFETY: By the caller.
+    unsafe { chunks::<L, F>(job) };
 }
 
+/// # Safety
+///
+/// As for [`run`].
 #[inline(always)]
-fn blocks<L: Lane, F: Fold<L::Acc>>(job: &mut Job<'_>, scratch: &mut Scratch) {
-    let size = size_of::<L::Bytes>();
-    let (acc, out) = scratch.parts::<L::Acc, L::Bytes>();
-    let per_block = acc.len().min(out.len());
-    let mut done = 0;
-    while done < job.elements {
-        let elements = per_block.min(job.elements - done);
-        block::<L, F>(job, done * size, &mut acc[..elements], &mut out[..elements]);
-        // SAFETY: `L::Bytes` is an array of bytes, so its bytes are initialised bytes.
-        let bytes = unsafe { slice::from_raw_parts(out.as_ptr().cast::<u8>(), elements * size) };
-        (job.sink)(done * size, bytes);
-        done += elements;
+unsafe fn chunks<L: Lane, F: Fold<L::Acc>>(job: &Job<'_>) {
+    let whole = job.elements - job.elements % LANES;
+    for done in (0..whole).step_by(LANES) {
+        // SAFETY: By the caller; the elements lie inside the job.
+        unsafe { chunk::<L, F, LANES>(job, done * size_of::<L::Bytes>()) };
+    }
+    for done in whole..job.elements {
+        // SAFETY: As above.
+        unsafe { chunk::<L, F, 1>(job, done * size_of::<L::Bytes>()) };
     }
 }
 
+/// Reduces `N` elements from a byte offset on.
+///
+/// # Safety
+///
+/// As for [`run`], and the elements lie inside the job.
 #[inline(always)]
-fn block<L: Lane, F: Fold<L::Acc>>(
-    job: &Job<'_>,
-    offset: usize,
-    acc: &mut [L::Acc],
-    out: &mut [L::Bytes],
-) {
-    let ranks = job.ranks;
-    let elements = out.len();
-    let at = |rank: usize| input::<L>((job.source)(rank), offset, elements);
-    let (first, s0) = at(0);
-    if ranks == 1 {
-        for (out, &a) in out.iter_mut().zip(first) {
-            *out = L::narrow(F::finish(F::first(L::widen(a), s0), ranks));
+unsafe fn chunk<L: Lane, F: Fold<L::Acc>, const N: usize>(job: &Job<'_>, offset: usize) {
+    // SAFETY: By the caller.
+    let read = |source: &Source| unsafe { read::<L, N>(source, offset) };
+    let result = match job.sources {
+        [] => return,
+        [only] => {
+            let (elements, scalar) = read(only);
+            elements.map(|a| F::first(L::widen(a), scalar))
         }
-        return;
-    }
-    let (second, s1) = at(1);
-    if ranks == 2 {
-        for ((out, &a), &b) in out.iter_mut().zip(first).zip(second) {
-            let sum = F::step(F::first(L::widen(a), s0), L::widen(b), s1);
-            *out = L::narrow(F::finish(sum, ranks));
+        [first, second, others @ ..] => {
+            let ((a, s0), (b, s1)) = (read(first), read(second));
+            let mut folded: [L::Acc; N] = std::array::from_fn(|lane| {
+                F::step(F::first(L::widen(a[lane]), s0), L::widen(b[lane]), s1)
+            });
+            for other in others {
+                let (elements, scalar) = read(other);
+                folded = std::array::from_fn(|lane| {
+                    F::step(folded[lane], L::widen(elements[lane]), scalar)
+                });
+            }
+            folded
         }
-        return;
-    }
-    for ((acc, &a), &b) in acc.iter_mut().zip(first).zip(second) {
-        *acc = F::step(F::first(L::widen(a), s0), L::widen(b), s1);
-    }
-    for rank in 2..ranks - 1 {
-        let (next, scalar) = at(rank);
-        for (acc, &a) in acc.iter_mut().zip(next) {
-            *acc = F::step(*acc, L::widen(a), scalar);
-        }
-    }
-    let (last, scalar) = at(ranks - 1);
-    for ((out, &acc), &a) in out.iter_mut().zip(&*acc).zip(last) {
-        *out = L::narrow(F::finish(F::step(acc, L::widen(a), scalar), ranks));
+    };
+    let ranks = job.sources.len();
+    let result = result.map(|folded| L::narrow(F::finish(folded, ranks)));
+    for target in job.targets {
+        let to = target.wrapping_add(offset).cast::<[L::Bytes; N]>();
+        // SAFETY: By the caller the target has these elements, which only this rank writes;
+        // `L::Bytes` is an array of bytes and has no alignment.
+        unsafe { to.write(result) };
     }
 }
 
 /// One rank's elements from `offset` bytes on, and its scalar.
+///
+/// # Safety
+///
+/// As for [`chunk`].
 #[inline(always)]
-fn input<'a, L: Lane>(source: Source, offset: usize, elements: usize) -> (&'a [L::Bytes], L::Acc) {
-    let start = source.addr.wrapping_add(offset).cast::<L::Bytes>();
-    // SAFETY: By the contract of `Reducer::run`, the source has `job.elements` elements that
-    // nobody writes meanwhile; `L::Bytes` is an array of bytes and has no alignment.
-    let elements = unsafe { slice::from_raw_parts(start, elements) };
+unsafe fn read<L: Lane, const N: usize>(source: &Source, offset: usize) -> ([L::Bytes; N], L::Acc) {
+    let from = source.addr.wrapping_add(offset).cast::<[L::Bytes; N]>();
+    // SAFETY: By the caller the source has these elements; `L::Bytes` is an array of bytes and has
+    // no alignment.
+    let elements = unsafe { from.read() };
     let bits = source.scalar.to_le_bytes();
     // SAFETY: `L::Bytes` is an array of at most eight bytes, and the scalar's bits start with
     // those of the element.

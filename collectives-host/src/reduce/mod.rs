@@ -1,15 +1,13 @@
 //! Reductions of the elements of several ranks into one, by the rules of
 //! [`collectives_core::reduce`].
 //!
-//! One pass over the inputs, in blocks that stay in the first-level cache: every rank's block is
-//! read before the result of that block is written anywhere, so results may go where inputs were.
+//! One pass over the inputs, a few lines at a time: every rank's elements are read before their
+//! result is written anywhere, so results may go where inputs were.
 
 mod block;
 mod fold;
 mod lane;
 mod number;
-
-use std::slice;
 
 use collectives_core::dtype::DType;
 use collectives_core::error::{Error, Misuse, Result, Unsupported};
@@ -17,12 +15,6 @@ use collectives_core::reduce::ReduceOp;
 
 use self::fold::{Average, Max, Min, PreMulSum, Product, Sum};
 use self::lane::{Bf16, F8E4, F8E5, F16};
-
-/// Bytes of results in one block.
-const BLOCK: usize = 8 << 10;
-
-/// Bytes of accumulators in one block.
-const ACCUMULATORS: usize = 16 << 10;
 
 /// One rank's input.
 #[derive(Clone, Copy, Debug)]
@@ -34,29 +26,47 @@ pub(crate) struct Source {
 }
 
 /// One reduction of a range of elements.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Job<'a> {
-    /// How many inputs there are, at least one.
-    pub(crate) ranks: usize,
-    /// Elements of each input.
+    /// Elements of each input and of each result.
     pub(crate) elements: usize,
-    /// The input of a rank.
-    pub(crate) source: &'a dyn Fn(usize) -> Source,
-    /// Takes results: the byte offset of a block, and its bytes.
-    pub(crate) sink: &'a mut dyn FnMut(usize, &[u8]),
+    /// Each rank's input, in rank order; at least one.
+    pub(crate) sources: &'a [Source],
+    /// The first element of everywhere the result is wanted.
+    pub(crate) targets: &'a [*mut u8],
 }
 
-/// Working memory of one rank, so that a reduction needs no heap.
-pub(crate) struct Scratch(Box<Blocks>);
+/// The lists of a job, kept so that a reduction needs no heap.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    sources: Vec<Source>,
+    targets: Vec<*mut u8>,
+}
 
-#[repr(C, align(64))]
-struct Blocks {
-    acc: [u8; ACCUMULATORS],
-    out: [u8; BLOCK],
+impl Scratch {
+    /// A job with these sources and targets.
+    #[inline]
+    pub(crate) fn job(
+        &mut self,
+        elements: usize,
+        sources: impl IntoIterator<Item = Source>,
+        targets: impl IntoIterator<Item = *mut u8>,
+    ) -> Job<'_> {
+        self.sources.clear();
+        self.sources.extend(sources);
+        self.targets.clear();
+        self.targets.extend(targets);
+        Job {
+            elements,
+            sources: &self.sources,
+            targets: &self.targets,
+        }
+    }
 }
 
 /// The kernel of one reduction for one element type.
 #[derive(Clone, Copy)]
-pub(crate) struct Reducer(fn(&mut Job<'_>, &mut Scratch));
+pub(crate) struct Reducer(unsafe fn(&Job<'_>));
 
 impl Reducer {
     /// The kernel of `op` for elements of `dtype`.
@@ -105,31 +115,11 @@ impl Reducer {
     ///
     /// # Safety
     ///
-    /// Every source must have the job's elements, readable and written by nobody until the block
-    /// they belong to has been given to the sink; any alignment will do.
-    pub(crate) unsafe fn run(self, mut job: Job<'_>, scratch: &mut Scratch) {
-        (self.0)(&mut job, scratch);
-    }
-}
-
-impl Scratch {
-    pub(crate) fn new() -> Self {
-        Self(Box::new(Blocks {
-            acc: [0; ACCUMULATORS],
-            out: [0; BLOCK],
-        }))
-    }
-
-    /// As many accumulators and as many elements as fit.
-    fn parts<A: number::Number, B: Copy>(&mut self) -> (&mut [A], &mut [B]) {
-        let Blocks { acc, out } = &mut *self.0;
-        let accumulators = acc.len() / size_of::<A>();
-        let elements = out.len() / size_of::<B>();
-        // SAFETY: The block is aligned to 64 bytes and initialised, and every bit pattern is a
-        // valid number.
-        let acc = unsafe { slice::from_raw_parts_mut(acc.as_mut_ptr().cast::<A>(), accumulators) };
-        // SAFETY: As above; `B` is an array of bytes.
-        let out = unsafe { slice::from_raw_parts_mut(out.as_mut_ptr().cast::<B>(), elements) };
-        (acc, out)
+    /// Every source must have the job's elements to read, and every target to write, at any
+    /// alignment; meanwhile nobody else writes the sources' or touches the targets'. A target may
+    /// be a source, element for element, but overlap none otherwise.
+    pub(crate) unsafe fn run(self, job: Job<'_>) {
+        // SAFETY: By the caller.
+        unsafe { (self.0)(&job) };
     }
 }
