@@ -7,8 +7,10 @@
 //! with an oracle that uses none of the collectives.
 #![forbid(unsafe_code)]
 
+mod backend;
 mod options;
 mod oracle;
+mod outcome;
 mod report;
 mod trace;
 mod workload;
@@ -18,14 +20,16 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+use crate::backend::{Backend, Job};
 use crate::options::Options;
 use crate::report::{Row, Run};
 
 fn main() -> ExitCode {
+    Backend::dispatch();
     match run(&Options::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => {
-            eprintln!("wrong elements were found");
+        Ok(faults) if faults.is_empty() => ExitCode::SUCCESS,
+        Ok(faults) => {
+            faults.iter().for_each(|fault| eprintln!("{fault}"));
             ExitCode::FAILURE
         }
         Err(error) => {
@@ -35,21 +39,26 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs every policy and prints the figures; whether every element was right.
-fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
+/// Runs every policy and prints the figures; what is wrong with them.
+fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
     let trace = options.trace.load()?;
     let mut rows = Vec::new();
     for config in options.scratch_configs()? {
         if !options.json {
             eprintln!("running `{}` …", config.policy_name());
         }
-        let totals = workload::run(&trace, &config, options.ranks, options.granule.get())?;
-        rows.push(Row::new(config.policy_name(), &totals));
+        let job = Job {
+            options,
+            trace: &trace,
+            config: &config,
+        };
+        let outcomes = options.backend.run(&job)?;
+        rows.push(Row::new(config.policy_name(), &trace, &outcomes)?);
     }
     let run = Run {
-        trace: trace.name.clone(),
+        backend: options.backend.name(),
+        trace: trace.name,
         ranks: options.ranks,
-        granule: options.granule.get(),
         policies: rows,
     };
     if options.json {
@@ -57,5 +66,5 @@ fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     } else {
         println!("{run}");
     }
-    Ok(run.policies.iter().all(|row| row.wrong_elements == 0))
+    Ok(run.faults())
 }

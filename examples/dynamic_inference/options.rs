@@ -8,6 +8,7 @@ use clap::Parser;
 use collectives_alloc::bytes::ByteSize;
 use collectives_alloc::config::ScratchConfig;
 
+use crate::backend::Backend;
 use crate::trace::Trace;
 
 /// The policies compared when none is named.
@@ -18,7 +19,11 @@ const POLICIES: [&str; 4] = ["exact", "replace", "geometric", "geometric-class"]
 #[derive(Debug, Parser)]
 #[command(name = "dynamic_inference")]
 pub(crate) struct Options {
-    /// Ranks, each a thread: 1 to 32.
+    /// What the ranks run on.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) backend: Backend,
+
+    /// Ranks: 1 to 32.
     #[arg(long, default_value_t = 4, value_parser = parse_ranks)]
     pub(crate) ranks: usize,
 
@@ -32,7 +37,8 @@ pub(crate) struct Options {
     #[arg(long, default_value = "seed")]
     pub(crate) trace: TraceSource,
 
-    /// Bytes that symmetric memory is mapped in multiples of: a power of two, at least 4 KiB.
+    /// Bytes that symmetric memory is mapped in multiples of, where the backend lets one choose: a
+    /// power of two, at least 4 KiB.
     #[arg(long, default_value = "2MiB", value_parser = parse_granule)]
     pub(crate) granule: ByteSize,
 
@@ -40,6 +46,10 @@ pub(crate) struct Options {
     /// `COLLECTIVES_SCRATCH_…` win over it.
     #[arg(long)]
     pub(crate) config: Option<PathBuf>,
+
+    /// Seconds that ranks which are processes may run, for each policy.
+    #[arg(long, default_value_t = 900)]
+    pub(crate) deadline: u64,
 
     /// Prints JSON instead of a table.
     #[arg(long)]

@@ -1,18 +1,20 @@
 //! The figures, as a table and as JSON.
 
+use std::error::Error;
 use std::fmt;
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-use crate::workload::Totals;
+use crate::outcome::Outcome;
+use crate::trace::Trace;
 
 /// Everything one invocation measured.
 #[derive(Debug, Serialize)]
 pub(crate) struct Run {
+    pub(crate) backend: &'static str,
     pub(crate) trace: String,
     pub(crate) ranks: usize,
-    pub(crate) granule: usize,
     pub(crate) policies: Vec<Row>,
 }
 
@@ -22,34 +24,87 @@ pub(crate) struct Row {
     policy: String,
     capacity_bytes: usize,
     mapped_bytes: usize,
+    /// What the device lost, where the backend can tell.
+    device_lost_bytes: Option<usize>,
+    granule: usize,
     largest_request_bytes: usize,
     mapped_over_largest: f64,
     registrations: u64,
     hits: u64,
     graphs: usize,
     replays: usize,
-    pub(crate) wrong_elements: u64,
+    wrong_elements: u64,
+    /// Of the bits of all results, in hexadecimal; equal for all policies.
+    digest: String,
+    accounted_for: bool,
     seconds: f64,
 }
 
 impl Row {
-    pub(crate) fn new(policy: &str, totals: &Totals) -> Self {
-        let mapped = totals.stats.mapped_bytes();
-        #[expect(clippy::cast_precision_loss, reason = "a ratio for people to read")]
-        let ratio = mapped as f64 / totals.largest_mapped.max(1) as f64;
-        Self {
-            policy: policy.to_owned(),
-            capacity_bytes: totals.stats.capacity_bytes(),
-            mapped_bytes: mapped,
-            largest_request_bytes: totals.largest_request,
-            mapped_over_largest: ratio,
-            registrations: totals.stats.registrations,
-            hits: totals.stats.hits,
-            graphs: totals.graphs,
-            replays: totals.replays,
-            wrong_elements: totals.wrong_elements,
-            seconds: totals.elapsed.as_secs_f64(),
+    /// Sums the ranks up, which must have kept the same.
+    pub(crate) fn new(
+        policy: &str,
+        trace: &Trace,
+        ranks: &[Outcome],
+    ) -> Result<Self, Box<dyn Error>> {
+        let first = ranks.first().ok_or("there are no ranks")?;
+        for other in ranks {
+            if other.kept != first.kept {
+                return Err(format!("{policy}: ranks keep different slots").into());
+            }
+            if other.digest != first.digest {
+                return Err(format!("{policy}: ranks have different results").into());
+            }
         }
+        let kept = &first.kept;
+        let slowest = ranks.iter().map(|rank| rank.nanoseconds).max();
+        #[expect(clippy::cast_precision_loss, reason = "a ratio for people to read")]
+        let ratio = kept.mapped as f64 / first.largest_mapped.max(1) as f64;
+        #[expect(clippy::cast_precision_loss, reason = "for people to read")]
+        let seconds = slowest.unwrap_or(0) as f64 / 1e9;
+        Ok(Self {
+            policy: policy.to_owned(),
+            capacity_bytes: kept.capacity,
+            mapped_bytes: kept.mapped,
+            device_lost_bytes: ranks.iter().filter_map(|rank| rank.device_lost).max(),
+            granule: first.granule,
+            largest_request_bytes: trace.largest_request(),
+            mapped_over_largest: ratio,
+            registrations: kept.registrations,
+            hits: kept.hits,
+            graphs: trace.decodes.len(),
+            replays: first.replays,
+            wrong_elements: ranks.iter().map(|rank| rank.wrong_elements).sum(),
+            digest: format!("{:016x}", first.digest),
+            accounted_for: ranks.iter().all(Outcome::is_accounted_for),
+            seconds,
+        })
+    }
+}
+
+impl Run {
+    /// What must not be, in words.
+    pub(crate) fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        for row in &self.policies {
+            if row.wrong_elements > 0 {
+                faults.push(format!("{}: wrong elements were found", row.policy));
+            }
+            if !row.accounted_for {
+                faults.push(format!(
+                    "{}: the device lost more than a granule a slot besides what scratch keeps",
+                    row.policy
+                ));
+            }
+        }
+        if self
+            .policies
+            .windows(2)
+            .any(|pair| pair[0].digest != pair[1].digest)
+        {
+            faults.push("the policies have different results".to_owned());
+        }
+        faults
     }
 }
 
@@ -61,6 +116,7 @@ impl fmt::Display for Run {
             "policy",
             "capacity kept",
             "mapped kept",
+            "device lost",
             "mapped / largest",
             "registrations",
             "hits",
@@ -74,6 +130,7 @@ impl fmt::Display for Run {
                 row.policy.clone(),
                 mebibytes(row.capacity_bytes),
                 mebibytes(row.mapped_bytes),
+                row.device_lost_bytes.map_or_else(String::new, mebibytes),
                 format!("{:.2}", row.mapped_over_largest),
                 row.registrations.to_string(),
                 row.hits.to_string(),
@@ -88,10 +145,12 @@ impl fmt::Display for Run {
         }
         writeln!(
             f,
-            "trace `{}`, ranks: {}, granule {}; figures per rank, wrong elements of all ranks",
+            "trace `{}`, backend {}, ranks: {}, granule {}; figures per rank, wrong elements of all \
+             ranks",
             self.trace,
+            self.backend,
             self.ranks,
-            mebibytes(self.granule)
+            mebibytes(self.policies.first().map_or(0, |row| row.granule))
         )?;
         write!(f, "{table}")
     }

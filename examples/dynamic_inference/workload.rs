@@ -1,9 +1,9 @@
-//! What every rank does.
+//! What every rank does, whatever it runs on.
 
-use std::error::Error;
+use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use collectives_alloc::config::ScratchConfig;
 use collectives_core::buffer::Buffer;
 use collectives_core::collectives::Collectives;
 use collectives_core::communicator::Communicator;
@@ -12,69 +12,27 @@ use collectives_core::graph::{Capture, Executable};
 use collectives_core::path::{Path, Staging};
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::ScratchAllocator;
-use collectives_core::stats::Stats;
 use collectives_core::stream::Stream;
-use collectives_host::communicator::HostCommunicator;
-use collectives_host::model::DeviceModel;
-use collectives_host::world::HostWorld;
 use half::bf16;
 
+use crate::backend::{Gauge, Job};
 use crate::oracle::Oracle;
+use crate::outcome::{Digest, Kept, Outcome};
 use crate::trace::Trace;
 
 /// All-reduces a step makes, one a layer.
 const LAYERS: usize = 2;
 
-/// What one policy came to.
-#[derive(Clone, Debug)]
-pub(crate) struct Totals {
-    /// Of one rank; all ranks have the same.
-    pub(crate) stats: Stats,
-    pub(crate) largest_request: usize,
-    pub(crate) largest_mapped: usize,
-    pub(crate) graphs: usize,
-    /// Of one rank.
-    pub(crate) replays: usize,
-    /// Of all ranks.
-    pub(crate) wrong_elements: u64,
-    pub(crate) elapsed: Duration,
-}
+/// How long destructors of graphs, which run on another thread, may take.
+const DESTRUCTORS: Duration = Duration::from_secs(30);
 
-/// Runs the trace on `ranks` threads with the scratch that `config` describes.
-pub(crate) fn run(
-    trace: &Trace,
-    config: &ScratchConfig,
-    ranks: usize,
-    granule: usize,
-) -> std::result::Result<Totals, Box<dyn Error>> {
-    let begun = Instant::now();
-    let world = HostWorld::new(ranks).model(move |_| DeviceModel::default().with_granule(granule));
-    let outcomes = world.run(|comm| Server::new(comm, trace, config)?.serve(trace));
-    let outcomes: Vec<_> = outcomes.into_iter().collect::<Result<_>>()?;
-    let first = outcomes.first().ok_or("there are no ranks")?;
-    for other in &outcomes {
-        if other.stats.slots != first.stats.slots {
-            return Err("ranks keep different slots".into());
-        }
-    }
-    Ok(Totals {
-        stats: first.stats.clone(),
-        largest_request: trace.largest_request(),
-        largest_mapped: first.largest_mapped,
-        graphs: trace.decodes.len(),
-        replays: first.replays,
-        wrong_elements: outcomes.iter().map(|rank| rank.wrong_elements).sum(),
-        elapsed: begun.elapsed(),
-    })
-}
-
-/// What one rank saw.
-#[derive(Debug)]
-struct Outcome {
-    stats: Stats,
-    largest_mapped: usize,
-    replays: usize,
-    wrong_elements: u64,
+/// Serves the trace on this rank, with the scratch that the job's configuration describes.
+pub(crate) fn serve(
+    comm: Box<dyn Communicator>,
+    gauge: &dyn Gauge,
+    job: &Job<'_>,
+) -> Result<Outcome> {
+    Server::new(comm, job)?.serve(gauge, job.trace)
 }
 
 /// One rank of the server.
@@ -90,6 +48,7 @@ struct Server {
     step: usize,
     replays: usize,
     wrong_elements: u64,
+    digest: Digest,
 }
 
 /// One captured decode batch with the tensors it works on.
@@ -100,23 +59,27 @@ struct Decode {
 }
 
 impl Server {
-    fn new(comm: HostCommunicator, trace: &Trace, config: &ScratchConfig) -> Result<Self> {
-        let comm = config.decorate(Box::new(comm));
-        let mut collectives = Collectives::new(comm, config.build()?);
+    fn new(comm: Box<dyn Communicator>, job: &Job<'_>) -> Result<Self> {
+        let comm = job.config.decorate(comm);
+        let mut collectives = Collectives::new(comm, job.config.build()?);
         collectives.set_staging(Staging::Forced);
         Ok(Self {
             oracle: Oracle::new(collectives.world_size()),
             eager: collectives.device().create_stream()?,
             other: collectives.device().create_stream()?,
             collectives,
-            hidden: trace.hidden,
+            hidden: job.trace.hidden,
             step: 0,
             replays: 0,
             wrong_elements: 0,
+            digest: Digest::default(),
         })
     }
 
-    fn serve(mut self, trace: &Trace) -> Result<Outcome> {
+    fn serve(mut self, gauge: &dyn Gauge, trace: &Trace) -> Result<Outcome> {
+        self.warm_up()?;
+        let free = self.free_bytes(gauge)?;
+        let begun = Instant::now();
         let mut decodes = Vec::new();
         for &tokens in &trace.decodes {
             decodes.push(self.capture_decode(tokens)?);
@@ -129,26 +92,74 @@ impl Server {
                 self.replay(decode, true)?;
             }
         }
-        let stats = self.collectives.stats();
+        let nanoseconds = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let kept = Kept::new(&self.collectives.stats());
+        // Graphs and tensors go; scratch stays until the trim, what graphs claimed included.
+        drop(decodes);
+        let left = self.free_bytes(gauge)?;
         let info = self.collectives.communicator().info();
         let outcome = Outcome {
+            kept,
             largest_mapped: info.mapped(trace.largest_request()),
-            stats,
+            granule: info.granule,
             replays: self.replays,
             wrong_elements: self.wrong_elements,
+            digest: self.digest.get(),
+            device_lost: free
+                .zip(left)
+                .map(|(free, left)| free.saturating_sub(left) / gauge.sharers()),
+            nanoseconds,
         };
-        // Destructors of graphs run on another thread, at other times on every rank; the bytes come
-        // back at the first trim after the last of them.
-        drop(decodes);
-        while self.collectives.trim()?.held_bytes > 0 {
-            std::thread::yield_now();
+        self.close()?;
+        Ok(outcome)
+    }
+
+    /// Has the backend make what it makes once: for the first window, and for the first operation.
+    fn warm_up(&mut self) -> Result<()> {
+        if self
+            .collectives
+            .communicator()
+            .capabilities()
+            .symmetric
+            .is_ok()
+        {
+            drop(self.collectives.symmetric_buffer::<u8>(1)?);
+            let _ = self.collectives.trim()?;
+        }
+        self.meet()
+    }
+
+    /// Free bytes of the device, while no rank does anything.
+    fn free_bytes(&mut self, gauge: &dyn Gauge) -> Result<Option<usize>> {
+        self.meet()?;
+        let free = gauge.free_bytes();
+        self.meet()?;
+        Ok(free)
+    }
+
+    /// Waits for this rank's work, and for all ranks.
+    fn meet(&mut self) -> Result<()> {
+        for stream in [&self.eager, &self.other] {
+            self.collectives.device().synchronize(stream)?;
+        }
+        self.collectives.device().collect();
+        self.collectives.barrier(&self.eager)?;
+        self.collectives.device().synchronize(&self.eager)
+    }
+
+    /// Destructors of graphs run on another thread, at other times on every rank; the bytes come
+    /// back at the first trim after the last of them.
+    fn close(mut self) -> Result<()> {
+        let begun = Instant::now();
+        while self.collectives.trim()?.held_bytes > 0 && begun.elapsed() < DESTRUCTORS {
+            thread::yield_now();
         }
         let deferred = self.collectives.close()?;
         // The communicator itself may still belong to a graph whose destructor has not run.
         if deferred.windows > 0 || deferred.mapped_bytes > 0 {
             return Err(Misuse::Other(format!("left behind: {deferred:?}")).into());
         }
-        Ok(outcome)
+        Ok(())
     }
 
     /// The tensors of one batch, one a layer, in ordinary memory.
@@ -173,7 +184,7 @@ impl Server {
     fn capture_decode(&mut self, tokens: usize) -> Result<Decode> {
         let mut layers = self.tensors(tokens)?;
         self.forward(&mut layers)?;
-        let device = std::sync::Arc::clone(self.collectives.device());
+        let device = Arc::clone(self.collectives.device());
         let capture = Capture::begin(&*device, &mut self.eager)?;
         for layer in &mut layers {
             all_reduce(&mut self.collectives, layer, capture.stream())?;
@@ -212,6 +223,7 @@ impl Server {
             let result = tensor.read(stream)?;
             let step = self.step * LAYERS + layer;
             self.wrong_elements += self.oracle.count_wrong(&result, step);
+            self.digest.add(&result);
         }
         Ok(())
     }
