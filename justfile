@@ -13,6 +13,9 @@ lint:
 test:
     .ci/run test
 
+loom:
+    .ci/run loom
+
 doc:
     .ci/run doc
 

@@ -42,5 +42,9 @@ pub mod split;
 pub mod stats;
 pub mod stream;
 pub mod symmetric;
+#[cfg(not(loom))]
+mod sync;
+#[cfg(loom)]
+pub mod sync;
 pub mod tcp_store;
 pub mod tensor;

@@ -6,14 +6,15 @@
 //! Dropping either only counts down; the last count runs the backend's free hook, which queues.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{OnceLock, PoisonError};
 
 use crate::addr::Addr;
 use crate::error::{Misuse, Result};
 use crate::rank::{DeviceId, StreamId};
 use crate::scratch::LeaseHold;
 use crate::stream::StreamRef;
+use crate::sync::{self, Arc, AtomicBool, Mutex, MutexGuard};
 
 type FreeHook = Box<dyn FnOnce(Option<StreamRef>) + Send>;
 
@@ -29,7 +30,7 @@ struct Owned {
     last_user: Mutex<Option<StreamRef>>,
     entered: AtomicBool,
     /// What ends leases of this memory, if it is a slot.
-    hold: OnceLock<Arc<dyn LeaseHold>>,
+    hold: OnceLock<std::sync::Arc<dyn LeaseHold>>,
     block: Arc<Block>,
 }
 
@@ -68,7 +69,6 @@ impl Memory {
         bytes: usize,
         free: impl FnOnce(Option<StreamRef>) + Send + 'static,
     ) -> Self {
-        use std::sync::atomic::AtomicU64;
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(Arc::new(Owned {
             last_user: Mutex::new(None),
@@ -128,7 +128,7 @@ impl Memory {
     /// would not.
     #[must_use]
     pub fn is_sole_owner(&mut self) -> bool {
-        Arc::get_mut(&mut self.0).is_some()
+        sync::is_sole_owner(&mut self.0)
     }
 
     /// Says once what ends leases of this memory, so that [`Lease::of_slot`] need not count it.
@@ -138,7 +138,7 @@ impl Memory {
     /// [`Misuse::Other`] the second time.
     ///
     /// [`Lease::of_slot`]: crate::scratch::Lease::of_slot
-    pub fn ends_leases_with(&self, hold: Arc<dyn LeaseHold>) -> Result<()> {
+    pub fn ends_leases_with(&self, hold: std::sync::Arc<dyn LeaseHold>) -> Result<()> {
         let again = || Misuse::Other("the memory is a slot already".to_owned());
         self.0.hold.set(hold).map_err(|_| again().into())
     }
@@ -164,9 +164,10 @@ impl Memory {
     ///
     /// [`Misuse::InUse`] while another guard exists.
     pub fn try_enter(&self) -> Result<Entered> {
-        match self.0.entered.swap(true, Ordering::Acquire) {
-            false => Ok(Entered(self.clone())),
-            true => Err(Misuse::InUse.into()),
+        let entered = &self.0.entered;
+        match entered.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Ok(Entered(self.clone())),
+            Err(_) => Err(Misuse::InUse.into()),
         }
     }
 
@@ -231,6 +232,9 @@ impl Drop for Block {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
 
     #[test]

@@ -1,14 +1,18 @@
 //! What a lease keeps of its slot.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+#[cfg(not(loom))]
+use std::sync::{Mutex, MutexGuard, atomic::AtomicBool};
 
 use collectives_core::device::Device;
 use collectives_core::error::Result;
 use collectives_core::memory::{Entered, KeepAlive};
 use collectives_core::scratch::{LeaseHold, SlotId};
 use collectives_core::stream::{Fence, StreamRef};
+#[cfg(loom)]
+use collectives_core::sync::{AtomicBool, Mutex, MutexGuard};
 
 /// The part of a slot that its lease gives back, from whatever thread.
 ///

@@ -3,6 +3,8 @@
 
 mod graphs;
 mod growth;
+#[cfg(loom)]
+mod interleavings;
 mod lifecycle;
 mod mock;
 mod ranks;

@@ -74,6 +74,12 @@ impl MockGraph {
         self.owned.len()
     }
 
+    /// What it owns, for a destructor that does not wait for the device to collect.
+    #[cfg(loom)]
+    pub(crate) fn into_owned(mut self) -> Vec<Memory> {
+        std::mem::take(&mut self.owned)
+    }
+
     pub(crate) fn duplicate(&self) -> Self {
         Self {
             owned: self.owned.clone(),
