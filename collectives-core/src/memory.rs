@@ -7,14 +7,14 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use crate::addr::Addr;
 use crate::error::{Misuse, Result};
 use crate::rank::{DeviceId, StreamId};
 use crate::scratch::LeaseHold;
 use crate::stream::StreamRef;
-use crate::sync::{self, Arc, AtomicBool, Mutex, MutexGuard};
+use crate::sync::{self, AtomicBool, Counted, Mutex, MutexGuard};
 
 type FreeHook = Box<dyn FnOnce(Option<StreamRef>) + Send>;
 
@@ -22,7 +22,7 @@ type FreeHook = Box<dyn FnOnce(Option<StreamRef>) + Send>;
 ///
 /// A clone is one more owner. Two values are the same memory when their [`Memory::id`] is equal.
 #[derive(Clone)]
-pub struct Memory(Arc<Owned>);
+pub struct Memory(Counted<Owned>);
 
 /// Alone on its cache lines, so that owners counted on one thread do not slow another thread's.
 #[repr(align(128))]
@@ -30,8 +30,8 @@ struct Owned {
     last_user: Mutex<Option<StreamRef>>,
     entered: AtomicBool,
     /// What ends leases of this memory, if it is a slot.
-    hold: OnceLock<std::sync::Arc<dyn LeaseHold>>,
-    block: Arc<Block>,
+    hold: OnceLock<Arc<dyn LeaseHold>>,
+    block: Counted<Block>,
 }
 
 struct Block {
@@ -47,7 +47,7 @@ struct Block {
 /// Keeps the bytes of a [`Memory`] mapped without owning them.
 #[derive(Clone)]
 pub struct KeepAlive(
-    #[expect(dead_code, reason = "held for its drop, which counts down")] Arc<Block>,
+    #[expect(dead_code, reason = "held for its drop, which counts down")] Counted<Block>,
 );
 
 impl Memory {
@@ -70,11 +70,11 @@ impl Memory {
         free: impl FnOnce(Option<StreamRef>) + Send + 'static,
     ) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self(Arc::new(Owned {
+        Self(Counted::new(Owned {
             last_user: Mutex::new(None),
             entered: AtomicBool::new(false),
             hold: OnceLock::new(),
-            block: Arc::new(Block {
+            block: Counted::new(Block {
                 id: NEXT.fetch_add(1, Ordering::Relaxed),
                 device,
                 addr,
@@ -119,7 +119,7 @@ impl Memory {
     /// Keeps the bytes mapped without being an owner.
     #[must_use]
     pub fn keep_alive(&self) -> KeepAlive {
-        KeepAlive(Arc::clone(&self.0.block))
+        KeepAlive(Counted::clone(&self.0.block))
     }
 
     /// Whether this is the only owner, so that no graph and no buffer can still use the bytes.
@@ -138,7 +138,7 @@ impl Memory {
     /// [`Misuse::Other`] the second time.
     ///
     /// [`Lease::of_slot`]: crate::scratch::Lease::of_slot
-    pub fn ends_leases_with(&self, hold: std::sync::Arc<dyn LeaseHold>) -> Result<()> {
+    pub fn ends_leases_with(&self, hold: Arc<dyn LeaseHold>) -> Result<()> {
         let again = || Misuse::Other("the memory is a slot already".to_owned());
         self.0.hold.set(hold).map_err(|_| again().into())
     }
@@ -232,7 +232,6 @@ impl Drop for Block {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
     use super::*;

@@ -5,17 +5,17 @@
 //! breaks one primitive at a time.
 
 #[cfg(not(loom))]
-pub(crate) use std::sync::{Arc, Mutex, MutexGuard, atomic::AtomicBool};
+pub(crate) use std::sync::{Arc as Counted, Mutex, MutexGuard, atomic::AtomicBool};
 
 #[cfg(loom)]
 pub use self::planted::AtomicBool;
 #[cfg(loom)]
-pub use loom::sync::{Arc, Mutex, MutexGuard};
+pub use loom::sync::{Arc as Counted, Mutex, MutexGuard};
 
 /// Whether nobody else counts the value; synchronises with the drops of those who did.
 #[cfg(not(loom))]
-pub(crate) fn is_sole_owner<T>(value: &mut Arc<T>) -> bool {
-    Arc::get_mut(value).is_some()
+pub(crate) fn is_sole_owner<T>(value: &mut Counted<T>) -> bool {
+    Counted::get_mut(value).is_some()
 }
 
 #[cfg(loom)]
