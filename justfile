@@ -31,3 +31,10 @@ deny:
 
 typos:
     typos
+
+# These need cargo-fuzz and a nightly compiler, or RUSTC_BOOTSTRAP=1; and cargo-mutants.
+fuzz target seconds="60":
+    cargo fuzz run {{target}} fuzz/corpus/{{target}} fuzz/seeds/{{target}} -- -max_total_time={{seconds}}
+
+mutants:
+    cargo mutants

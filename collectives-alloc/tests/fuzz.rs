@@ -1,5 +1,6 @@
 //! The fuzz targets on any toolchain: their seeds, what becomes of the seeds, and anything else.
 #![forbid(unsafe_code)]
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 #[expect(
     unreachable_pub,

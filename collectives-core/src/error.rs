@@ -413,6 +413,9 @@ pub enum Unsupported {
     /// The backend has no graphs of its own.
     #[error("this backend offers no graphs of its own")]
     Graphs,
+    /// The backend has no graphs inside graphs.
+    #[error("this backend has no child graphs")]
+    ChildGraphs,
     /// The backend cannot do this operation.
     #[error("{0}")]
     Operation(String),

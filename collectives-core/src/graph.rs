@@ -67,6 +67,32 @@ pub unsafe trait Graphs: Debug {
     ///
     /// As [`Graphs::begin`].
     unsafe fn end(&self, stream: &StreamRef) -> Result<Box<dyn GraphTemplate>>;
+
+    /// Graphs inside graphs, if the backend has them.
+    fn children(&self) -> Option<&dyn ChildGraphs> {
+        None
+    }
+}
+
+/// Graphs as nodes of other graphs, offered by [`Graphs`].
+///
+/// # Safety
+///
+/// A replay of the parent does at the child's place exactly what the child does. All memory that the
+/// child owns is owned by the parent, its clones and its executables too, whatever becomes of the
+/// child, and [`GraphTemplate::owned`] tells it.
+pub unsafe trait ChildGraphs: Debug {
+    /// Records the child as it is now as one node, after the work on `stream` so far.
+    ///
+    /// # Errors
+    ///
+    /// [`CaptureFault::NotCapturing`], and [`Misuse::WrongDevice`](crate::error::Misuse::WrongDevice)
+    /// for a graph of another device; nothing was recorded then.
+    ///
+    /// # Safety
+    ///
+    /// As [`Graphs::begin`].
+    unsafe fn embed(&self, stream: &StreamRef, child: &dyn GraphTemplate) -> Result<()>;
 }
 
 /// A backend's captured graph.
@@ -173,6 +199,21 @@ impl<'a> Capture<'a> {
         // SAFETY: As above.
         unsafe { graphs.join(self.stream, branch) }?;
         result
+    }
+
+    /// Records another graph as one node of this one, which owns from then on what the child owns.
+    ///
+    /// The child is taken as it is; it may be dropped, or be part of several graphs.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported::ChildGraphs`], and those of [`ChildGraphs::embed`].
+    pub fn embed(&self, child: &Graph) -> Result<()> {
+        let unsupported =
+            || Error::unsupported(Unsupported::ChildGraphs).on_backend(self.device.backend());
+        let children = graphs(self.device)?.children().ok_or_else(unsupported)?;
+        // SAFETY: The stream has been borrowed mutably since the capture began.
+        unsafe { children.embed(self.stream, &*child.0) }
     }
 
     /// Ends the capture.

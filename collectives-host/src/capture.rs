@@ -10,6 +10,7 @@ use collectives_core::memory::Memory;
 use collectives_core::rank::{CaptureId, StreamId};
 use collectives_core::stream::Fence;
 
+use crate::graph::Body;
 use crate::queue::Queue;
 
 /// One recorded operation. It stores raw addresses and replays exactly those.
@@ -41,6 +42,22 @@ pub(crate) enum Step {
     Fork,
     /// A branch ends here.
     Join,
+    /// Another graph, as it was when it was embedded.
+    Child(Arc<Body>),
+}
+
+/// Calls `visit` for every step in recorded order, and for those of children at their place.
+pub(crate) fn walk<'a>(
+    steps: &'a [Step],
+    visit: &mut dyn FnMut(&'a Step) -> Result<()>,
+) -> Result<()> {
+    for step in steps {
+        match step {
+            Step::Child(body) => walk(&body.steps, visit)?,
+            step => visit(step)?,
+        }
+    }
+    Ok(())
 }
 
 /// A copy between raw addresses.
@@ -80,6 +97,7 @@ impl Step {
             | (Self::Record(_), Self::Record(_))
             | (Self::Fork, Self::Fork)
             | (Self::Join, Self::Join) => true,
+            (Self::Child(left), Self::Child(right)) => left.has_shape_of(right),
             _ => false,
         }
     }
@@ -161,6 +179,14 @@ impl Recorder {
         }
     }
 
+    /// Records another graph, and owns what it owns.
+    pub(crate) fn embed(&self, child: &Arc<Body>) {
+        for memory in child.memories() {
+            self.retain(memory.clone());
+        }
+        self.push(Step::Child(Arc::clone(child)));
+    }
+
     /// Notes that a stream forked off.
     pub(crate) fn fork(&self, branch: &Arc<Queue>) -> Result<()> {
         let mut recording = self.lock();
@@ -224,6 +250,7 @@ impl Debug for Step {
             Self::Record(_) => f.write_str("Record"),
             Self::Fork => f.write_str("Fork"),
             Self::Join => f.write_str("Join"),
+            Self::Child(body) => f.debug_tuple("Child").field(&body.steps).finish(),
         }
     }
 }

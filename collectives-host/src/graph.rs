@@ -6,9 +6,10 @@ use std::sync::Arc;
 use collectives_core::error::{CaptureFault, Error, Misuse, Result};
 use collectives_core::graph::{GraphExecutable, GraphTemplate};
 use collectives_core::memory::Memory;
+use collectives_core::rank::DeviceId;
 use collectives_core::stream::StreamRef;
 
-use crate::capture::{Recording, Step};
+use crate::capture::{Recording, Step, walk};
 use crate::device::Shared;
 use crate::event::Event;
 use crate::model::Call;
@@ -49,15 +50,24 @@ impl HostGraph {
 
 impl Body {
     /// Fence records in the graph; each takes a position of the stream it is launched on.
-    fn records(&self) -> u64 {
-        let records = self
-            .steps
-            .iter()
-            .filter(|step| matches!(step, Step::Record(_)));
-        records.map(|_| 1).sum()
+    fn records(&self) -> Result<u64> {
+        let mut records = 0;
+        walk(&self.steps, &mut |step| {
+            records += u64::from(matches!(step, Step::Record(_)));
+            Ok(())
+        })?;
+        Ok(records)
     }
 
-    fn has_shape_of(&self, other: &Self) -> bool {
+    pub(crate) fn memories(&self) -> &[Memory] {
+        self.owned.memories()
+    }
+
+    pub(crate) fn device(&self) -> DeviceId {
+        self.shared.id()
+    }
+
+    pub(crate) fn has_shape_of(&self, other: &Self) -> bool {
         self.steps.len() == other.steps.len()
             && self
                 .steps
@@ -68,7 +78,7 @@ impl Body {
 }
 
 /// The recording behind a template of this backend.
-fn body_of(template: &dyn GraphTemplate) -> Result<&Arc<Body>> {
+pub(crate) fn body_of(template: &dyn GraphTemplate) -> Result<&Arc<Body>> {
     let any: &dyn Any = template;
     let graph = any.downcast_ref::<HostGraph>();
     graph
@@ -90,7 +100,7 @@ impl GraphTemplate for HostGraph {
     }
 
     fn owned(&self) -> &[Memory] {
-        self.0.owned.memories()
+        self.0.memories()
     }
 
     fn node_count(&self) -> usize {
@@ -109,7 +119,7 @@ impl HostExecutable {
         shared.refuse(Call::Launch)?;
         let launching = shared.lock_launches();
         let ready = Ready::new(&self.body)?;
-        let records = self.body.records();
+        let records = self.body.records()?;
         let previous = self.latest.take().filter(|event| !event.is_before(queue));
         let settle =
             |first| -> Result<Replay> { ready.settle(shared.id(), queue, first, previous) };
@@ -143,7 +153,7 @@ impl GraphExecutable for HostExecutable {
 
     fn update(&mut self, from: &dyn GraphTemplate) -> Result<()> {
         let body = body_of(from)?;
-        if body.shared.id() != self.body.shared.id() {
+        if body.device() != self.body.device() {
             return Err(Misuse::WrongDevice { what: "the graph" }.into());
         }
         if !self.body.has_shape_of(body) {
@@ -155,7 +165,7 @@ impl GraphExecutable for HostExecutable {
     }
 
     fn owned(&self) -> &[Memory] {
-        self.body.owned.memories()
+        self.body.memories()
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use collectives_core::error::Result;
 use collectives_core::rank::DeviceId;
 
-use crate::capture::{Prepared, Step};
+use crate::capture::{Prepared, Step, walk};
 use crate::event::Event;
 use crate::fence::fence_of;
 use crate::graph::Body;
@@ -37,11 +37,12 @@ impl Ready {
     /// Prepares the nodes in recorded order.
     pub(crate) fn new(body: &Arc<Body>) -> Result<Self> {
         let mut nodes = Vec::with_capacity(body.steps.len());
-        for step in &body.steps {
+        walk(&body.steps, &mut |step| {
             if let Step::Run(node) = step {
                 nodes.push(Arc::clone(node).prepare()?);
             }
-        }
+            Ok(())
+        })?;
         Ok(Self {
             nodes,
             body: Arc::clone(body),
@@ -64,7 +65,7 @@ impl Ready {
         actions.extend(previous.map(Action::Wait));
         let mut nodes = self.nodes.into_iter();
         let mut position = first;
-        for step in &self.body.steps {
+        walk(&self.body.steps, &mut |step| {
             match step {
                 Step::Run(_) => actions.extend(nodes.next().map(Action::Run)),
                 Step::Wait(fence) => {
@@ -75,9 +76,11 @@ impl Ready {
                     actions.push(Action::Reached(position));
                     position += 1;
                 }
-                Step::Fork | Step::Join => {}
+                // Steps of children come here one by one.
+                Step::Fork | Step::Join | Step::Child(_) => {}
             }
-        }
+            Ok(())
+        })?;
         Ok(Replay {
             actions,
             body: self.body,

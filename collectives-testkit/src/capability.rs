@@ -12,6 +12,8 @@ pub enum Capability {
     Graphs,
     /// An executable can be updated from another graph of the same shape.
     GraphUpdate,
+    /// Graphs can be nodes of other graphs.
+    ChildGraphs,
     /// A call that differs between ranks is the same typed error on all of them.
     ComparesCalls,
     /// An abort handle ends calls that are blocked.
@@ -24,10 +26,11 @@ pub enum Capability {
 
 impl Capability {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Symmetric,
         Self::Graphs,
         Self::GraphUpdate,
+        Self::ChildGraphs,
         Self::ComparesCalls,
         Self::Abort,
         Self::CountsMemory,
@@ -41,6 +44,7 @@ impl Capability {
             Self::Symmetric => "symmetric",
             Self::Graphs => "graphs",
             Self::GraphUpdate => "graph-update",
+            Self::ChildGraphs => "child-graphs",
             Self::ComparesCalls => "compares-calls",
             Self::Abort => "abort",
             Self::CountsMemory => "counts-memory",

@@ -163,6 +163,11 @@ impl Clocks {
         self.host.merge(&clock);
     }
 
+    /// The steps of a child happen at its place in the parent.
+    pub(crate) fn embeds(&mut self, capture: CaptureId, child: &[Step]) {
+        self.captures.entry(capture).or_default().extend(child);
+    }
+
     pub(crate) fn take_capture(&mut self, capture: CaptureId) -> Vec<Step> {
         self.captures.remove(&capture).unwrap_or_default()
     }

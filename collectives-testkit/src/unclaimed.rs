@@ -20,6 +20,12 @@ static GRAPHS: Case = Case::new(
     "graphs that are not claimed are unsupported",
     graphs,
 );
+static CHILDREN: Case = Case::new(
+    "child-graphs",
+    "child graphs that are not claimed are unsupported",
+    children,
+)
+.needs(&[Capability::Graphs]);
 static COMPARES: Case = Case::new(
     "compares-calls",
     "the communicator does not claim to compare calls either",
@@ -36,6 +42,7 @@ pub(crate) fn case(capability: Capability) -> Option<&'static Case> {
     match capability {
         Capability::Symmetric => Some(&SYMMETRIC),
         Capability::Graphs => Some(&GRAPHS),
+        Capability::ChildGraphs => Some(&CHILDREN),
         Capability::ComparesCalls => Some(&COMPARES),
         Capability::CountsMemory => Some(&COUNTS),
         _ => None,
@@ -68,6 +75,17 @@ fn graphs(rig: &mut Rig<'_>) -> Outcome {
     )?;
     ensure!(
         *error.kind() == ErrorKind::Unsupported(Unsupported::Graphs),
+        "not unsupported: {error}"
+    );
+    Ok(())
+}
+
+fn children(rig: &mut Rig<'_>) -> Outcome {
+    let (child, _) = rig.capture(|_| Ok(()))?;
+    let (_graph, embedded) = rig.capture(|capture| Ok(capture.embed(&child)))?;
+    let error = refused("a child graph", embedded)?;
+    ensure!(
+        *error.kind() == ErrorKind::Unsupported(Unsupported::ChildGraphs),
         "not unsupported: {error}"
     );
     Ok(())

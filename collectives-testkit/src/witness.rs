@@ -1,5 +1,6 @@
 //! Sees everything a rank asks of its backend: operands, calls, windows, and the order of streams.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -311,6 +312,23 @@ impl Interpose for Arc<Witness> {
     fn waited(&self, stream: &StreamRef) {
         self.count("host_wait");
         self.lock().clocks.host_waits(stream.id());
+    }
+
+    fn embedding(
+        &self,
+        inner: &dyn Device,
+        stream: &StreamRef,
+        child: Option<&Arc<dyn GraphHooks>>,
+    ) -> Launch {
+        let capture = inner.capture_state(stream).ok().flatten();
+        let child = child.and_then(|hooks| {
+            let any: &dyn Any = &**hooks;
+            any.downcast_ref::<Replays>()
+        });
+        if let (Some(capture), Some(child)) = (capture, child) {
+            self.lock().clocks.embeds(capture, &child.steps);
+        }
+        Launch::Go
     }
 
     fn captured(&self, capture: Option<CaptureId>) -> Option<Arc<dyn GraphHooks>> {

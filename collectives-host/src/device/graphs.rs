@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use collectives_core::error::{CaptureFault, Error, Result};
-use collectives_core::graph::{GraphTemplate, Graphs};
+use collectives_core::error::{CaptureFault, Error, Misuse, Result};
+use collectives_core::graph::{ChildGraphs, GraphTemplate, Graphs};
 use collectives_core::rank::CaptureId;
 use collectives_core::stream::StreamRef;
 
 use crate::capture::Recorder;
-use crate::graph::HostGraph;
+use crate::graph::{HostGraph, body_of};
 use crate::model::Call;
 
 use super::HostDevice;
@@ -69,6 +69,25 @@ unsafe impl Graphs for HostDevice {
             return Err(Error::capture(CaptureFault::Unjoined));
         }
         Ok(Box::new(graph))
+    }
+
+    fn children(&self) -> Option<&dyn ChildGraphs> {
+        Some(self)
+    }
+}
+
+// SAFETY: A replay runs the steps of a child at its place; `Recorder::embed` owns what it owns.
+unsafe impl ChildGraphs for HostDevice {
+    unsafe fn embed(&self, stream: &StreamRef, child: &dyn GraphTemplate) -> Result<()> {
+        let queue = self.shared.queue_of(stream)?;
+        let body = body_of(child)?;
+        if body.device() != self.shared.id() {
+            return Err(Misuse::WrongDevice { what: "the graph" }.into());
+        }
+        let recorder = queue.recorder().ok_or_else(not_capturing)?;
+        recorder.check()?;
+        recorder.embed(body);
+        Ok(())
     }
 }
 

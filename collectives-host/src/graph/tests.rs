@@ -15,6 +15,9 @@ use crate::model::{DeviceModel, StreamMode};
 
 use super::*;
 
+#[path = "tests/children.rs"]
+mod children;
+
 const MODES: [StreamMode; 2] = [StreamMode::Inline, StreamMode::Asynchronous];
 
 fn device() -> Arc<HostDevice> {

@@ -1,17 +1,18 @@
 //! The device around another.
 
+use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use collectives_core::addr::Addr;
 use collectives_core::device::Device;
-use collectives_core::error::Result;
-use collectives_core::graph::{GraphTemplate, Graphs};
+use collectives_core::error::{Error, Result, Unsupported};
+use collectives_core::graph::{ChildGraphs, GraphTemplate, Graphs};
 use collectives_core::memory::Memory;
 use collectives_core::rank::{CaptureId, DeviceId};
 use collectives_core::stream::{Fence, Stream, StreamRef};
 
-use crate::interpose::graph::{GraphHooks, Template};
+use crate::interpose::graph::{GraphHooks, Launch, Template};
 
 /// What may be done around the calls of a device. Every hook forwards by default.
 #[expect(
@@ -80,6 +81,18 @@ pub trait Interpose: Debug + Send + Sync + 'static {
     /// A stream joined the capture of another, or left it for the other to go on.
     fn joined(&self, trunk: &StreamRef, branch: &StreamRef) {
         let _ = (trunk, branch);
+    }
+
+    /// What to do with a graph that becomes a node of the stream's capture; called before it does. The
+    /// hooks are those of the child, if it has any of this layer.
+    fn embedding(
+        &self,
+        inner: &dyn Device,
+        stream: &StreamRef,
+        child: Option<&Arc<dyn GraphHooks>>,
+    ) -> Launch {
+        let _ = (inner, stream, child);
+        Launch::Go
     }
 
     /// A capture ended in a graph; the hooks returned are called around its use.
@@ -200,7 +213,6 @@ unsafe impl<I: Interpose> Device for Interposed<I> {
 
 impl<I: Interpose> Interposed<I> {
     fn inner_graphs(&self) -> Result<&dyn Graphs> {
-        use collectives_core::error::{Error, Unsupported};
         self.inner
             .graphs()
             .ok_or_else(|| Error::unsupported(Unsupported::Graphs))
@@ -239,5 +251,28 @@ unsafe impl<I: Interpose> Graphs for Interposed<I> {
             Some(hooks) => Box::new(Template::new(template, hooks)),
             None => template,
         })
+    }
+
+    fn children(&self) -> Option<&dyn ChildGraphs> {
+        let inner = self.inner.graphs()?.children();
+        inner.map(|_| -> &dyn ChildGraphs { self })
+    }
+}
+
+// SAFETY: As for `Device`.
+unsafe impl<I: Interpose> ChildGraphs for Interposed<I> {
+    unsafe fn embed(&self, stream: &StreamRef, child: &dyn GraphTemplate) -> Result<()> {
+        let children = self.inner_graphs()?.children();
+        let children = children.ok_or_else(|| Error::unsupported(Unsupported::ChildGraphs))?;
+        let any: &dyn Any = child;
+        let (child, hooks) = match any.downcast_ref::<Template>() {
+            Some(template) => template.parts(),
+            None => (child, None),
+        };
+        if self.hooks.embedding(&*self.inner, stream, hooks) == Launch::Skip {
+            return Ok(());
+        }
+        // SAFETY: By the caller.
+        unsafe { children.embed(stream, child) }
     }
 }

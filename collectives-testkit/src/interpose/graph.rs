@@ -9,18 +9,18 @@ use collectives_core::graph::{GraphExecutable, GraphTemplate};
 use collectives_core::memory::Memory;
 use collectives_core::stream::StreamRef;
 
-/// What to do with a launch.
+/// What to do with a launch, or with a graph that becomes a node of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "these are all")]
 pub enum Launch {
-    /// Launch.
+    /// Do it.
     Go,
     /// Do nothing and succeed.
     Skip,
 }
 
 /// What may be done around the use of one graph. Every hook does nothing by default.
-pub trait GraphHooks: Debug + Send + Sync {
+pub trait GraphHooks: Any + Debug + Send + Sync {
     /// An executable is about to be launched.
     fn launching(&self, stream: &StreamRef) -> Launch {
         let _ = stream;
@@ -47,6 +47,15 @@ pub trait GraphHooks: Debug + Send + Sync {
         true
     }
 
+    /// An update was refused or not; the hook may replace the outcome.
+    ///
+    /// # Errors
+    ///
+    /// The outcome, unless the hook changes it.
+    fn updated(&self, outcome: Result<()>) -> Result<()> {
+        outcome
+    }
+
     /// Memory to own beside what the backend's graph owns.
     fn owned(&self) -> &[Memory] {
         &[]
@@ -69,6 +78,11 @@ fn all_owned(inner: &[Memory], hooks: Option<&Arc<dyn GraphHooks>>) -> Vec<Memor
 impl Template {
     pub(crate) fn new(inner: Box<dyn GraphTemplate>, hooks: Arc<dyn GraphHooks>) -> Self {
         Self::with(inner, Some(hooks))
+    }
+
+    /// The backend's own graph, and the hooks.
+    pub(crate) fn parts(&self) -> (&dyn GraphTemplate, Option<&Arc<dyn GraphHooks>>) {
+        (&*self.inner, self.hooks.as_ref())
     }
 
     fn with(inner: Box<dyn GraphTemplate>, hooks: Option<Arc<dyn GraphHooks>>) -> Self {
@@ -131,7 +145,12 @@ impl GraphExecutable for Executable {
         let Some(template) = any.downcast_ref::<Template>() else {
             return self.inner.update(from);
         };
-        self.inner.update(&*template.inner)?;
+        if let Err(error) = self.inner.update(&*template.inner) {
+            return match &self.hooks {
+                Some(hooks) => hooks.updated(Err(error)),
+                None => Err(error),
+            };
+        }
         let follows = self
             .hooks
             .as_ref()

@@ -1,5 +1,6 @@
 //! Bugs in a device.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,6 +52,7 @@ impl BuggedDevice {
             Planted::ExecutableOwnsNothing
                 | Planted::CopyOwnsNothing
                 | Planted::UpdateKeepsOldOwners
+                | Planted::ChildOwnsNothing
                 | Planted::LaunchesLeak
         )
     }
@@ -126,6 +128,33 @@ impl Interpose for BuggedDevice {
         inner.record(fence, stream)
     }
 
+    fn embedding(
+        &self,
+        inner: &dyn Device,
+        stream: &StreamRef,
+        child: Option<&Arc<dyn GraphHooks>>,
+    ) -> Launch {
+        let capture = inner.capture_state(stream).ok().flatten();
+        let child = child.and_then(|hooks| {
+            let any: &dyn Any = &**hooks;
+            any.downcast_ref::<BuggedGraph>()
+        });
+        if let (Some(capture), Some(child)) = (capture, child)
+            && !self.is(Planted::ChildOwnsNothing)
+        {
+            let mut retained = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
+            retained
+                .entry(capture)
+                .or_default()
+                .extend(child.owned.iter().cloned());
+        }
+        if self.is(Planted::ChildLeftOut) {
+            Launch::Skip
+        } else {
+            Launch::Go
+        }
+    }
+
     fn captured(&self, capture: Option<CaptureId>) -> Option<Arc<dyn GraphHooks>> {
         let mut retained = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
         let owned = capture.and_then(|capture| retained.remove(&capture));
@@ -162,6 +191,13 @@ impl GraphHooks for BuggedGraph {
 
     fn launched(&self, outcome: Result<()>) -> Result<()> {
         if self.bug == Planted::LaunchErrorsSwallowed {
+            return Ok(());
+        }
+        outcome
+    }
+
+    fn updated(&self, outcome: Result<()>) -> Result<()> {
+        if self.bug == Planted::UpdateNeverRefused {
             return Ok(());
         }
         outcome

@@ -105,6 +105,12 @@ planted! {
     CopyOwnsNothing,
     /// Device: an updated executable owns what it did before.
     UpdateKeepsOldOwners,
+    /// Device: a graph does not own what its child graphs do.
+    ChildOwnsNothing,
+    /// Device: child graphs are left out of their parents.
+    ChildLeftOut,
+    /// Device: an update that must be refused is a success.
+    UpdateNeverRefused,
     /// Device: launches do nothing.
     LaunchDoesNothing,
     /// Device: every sixteenth launch does nothing.

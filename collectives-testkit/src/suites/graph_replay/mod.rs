@@ -5,19 +5,23 @@ use super::{count, join};
 use crate::case::Case;
 
 mod capture;
+mod children;
 mod ends;
 mod growth;
 mod many;
 mod misses;
 mod owners;
+mod updates;
 
 const PARTS: &[&[Case]] = &[
     capture::CASES,
+    children::CASES,
     ends::CASES,
     growth::CASES,
     many::CASES,
     misses::CASES,
     owners::CASES,
+    updates::CASES,
 ];
 
 /// The cases.

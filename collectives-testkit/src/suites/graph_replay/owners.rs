@@ -6,8 +6,8 @@ use collectives_core::path::{Path, Staging};
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::Request;
 
-use crate::capability::Capability::{GraphUpdate, Graphs, Symmetric};
-use crate::case::{Case, Outcome, refused};
+use crate::capability::Capability::{Graphs, Symmetric};
+use crate::case::{Case, Outcome};
 use crate::planted::Planted;
 use crate::rig::{Handle, Replay, Rig};
 use crate::{ensure, ensure_eq};
@@ -42,13 +42,6 @@ pub(super) const CASES: &[Case] = &[
     )
     .needs(&[Symmetric, Graphs])
     .catches(Planted::CopyOwnsNothing),
-    Case::new(
-        "A20",
-        "an updated executable owns what it was updated to",
-        updated,
-    )
-    .needs(&[Symmetric, Graphs, GraphUpdate])
-    .catches(Planted::UpdateKeepsOldOwners),
 ];
 
 fn dropped_buffers(rig: &mut Rig<'_>) -> Outcome {
@@ -112,7 +105,11 @@ fn dropped_allocator(rig: &mut Rig<'_>) -> Outcome {
 }
 
 /// Retires the slots of the handle, as far as nobody owns them, and checks that `graph` still works.
-fn works_after_churn(rig: &mut Rig<'_>, handle: &mut Handle, graph: &mut Replay) -> Outcome {
+pub(super) fn works_after_churn(
+    rig: &mut Rig<'_>,
+    handle: &mut Handle,
+    graph: &mut Replay,
+) -> Outcome {
     let _trimmed = rig.settled_trim(handle)?;
     let granule = rig.granule();
     let mut filler = handle.symmetric_buffer::<u8>(granule)?;
@@ -144,33 +141,5 @@ fn copies_own(rig: &mut Rig<'_>) -> Outcome {
     drop(copy);
     works_after_churn(rig, &mut handle, &mut graph)?;
     drop(graph);
-    rig.finish(handle)
-}
-
-fn updated(rig: &mut Rig<'_>) -> Outcome {
-    let mut handle = rig.collectives("replace")?;
-    let first = rig.replay_of(&mut handle, 1 << 12)?;
-    let granule = rig.granule();
-    // A slot of its own for the second graph.
-    let _plan = handle.reserve(&[Request::new(2 * granule)])?;
-    let (second, tensor) = rig.captured(&mut handle, 2 * granule / 4)?;
-    let mut executable = first.executable;
-    executable.update(&second)?;
-    drop(second);
-    let mut graph = Replay { tensor, executable };
-    rig.eager(&mut handle, 5 * granule, rig.stream())?;
-    works_after_churn(rig, &mut handle, &mut graph)?;
-    // A graph of another shape changes nothing.
-    let mut other = rig.tensor::<u32>(8, 0)?;
-    let (shape, _) = rig.capture(|capture| {
-        handle.all_reduce(&mut other, ReduceOp::Sum, capture.stream())?;
-        handle.all_reduce(&mut other, ReduceOp::Sum, capture.stream())
-    })?;
-    refused(
-        "an update of another shape",
-        graph.executable.update(&shape),
-    )?;
-    rig.replay(&mut graph, 9, rig.stream())?;
-    drop((graph, shape));
     rig.finish(handle)
 }
