@@ -16,6 +16,9 @@ test:
 loom:
     .ci/run loom
 
+tsan:
+    .ci/run tsan
+
 doc:
     .ci/run doc
 

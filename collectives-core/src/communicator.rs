@@ -151,7 +151,8 @@ pub struct Capabilities {
     /// The symmetric kernels, as data.
     pub paths: PathTable,
     /// Whether a finished operation means that every peer has finished reading this rank's
-    /// operands; where not, a slot alternates between operations.
+    /// operands. Where not, [`Collectives`](crate::collectives::Collectives) puts a barrier after
+    /// every operation on windows, also into captures.
     pub drains: bool,
     /// Whether a collective that differs between ranks fails with the same typed error on all of
     /// them; messages may be compared by their two ranks alone.

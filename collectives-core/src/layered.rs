@@ -141,6 +141,11 @@ pub trait Layer: Debug + Send {
         false
     }
 
+    /// Whether operations still [drain](Capabilities::drains), where those of the communicator do.
+    fn drains(&self) -> bool {
+        true
+    }
+
     /// The layer around a child of `split`.
     #[must_use]
     fn for_child(&self) -> Self
@@ -175,6 +180,7 @@ impl<L: Layer, C: Communicator> Layered<L, C> {
     pub fn new(layer: L, inner: C) -> Self {
         let mut capabilities = inner.capabilities().clone();
         capabilities.compares_calls |= layer.compares_calls();
+        capabilities.drains &= layer.drains();
         Self {
             layer,
             inner,

@@ -1,6 +1,7 @@
 //! What the pool promises, on a backend that remembers every call.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod accounts;
 mod graphs;
 mod growth;
 #[cfg(loom)]

@@ -201,6 +201,10 @@ fn enqueue_all<C: Communicator>(
             guard.0.enqueue(&calls, stream)
         },
     }?;
+    if !guard.0.capabilities().drains && staged.iter().any(Staged::is_read_by_peers) {
+        // SAFETY: A barrier has no operands.
+        unsafe { guard.0.enqueue(&[Collective::BARRIER], stream) }?;
+    }
     for copy in staged.iter().filter_map(|staged| staged.copy_out) {
         enqueue_copy(device, copy, stream)?;
     }
@@ -230,6 +234,13 @@ impl<'c> Staged<'c> {
             copy_in: None,
             copy_out: None,
         }
+    }
+
+    /// Whether peers may read or write its operands themselves. It is the same on all ranks, since
+    /// windows are an argument that they share.
+    fn is_read_by_peers(&self) -> bool {
+        let windows = [self.call.send.window, self.call.recv.window];
+        !self.call.kind().is_point_to_point() && windows.iter().any(Option::is_some)
     }
 }
 

@@ -4,10 +4,12 @@ mod fail_at;
 mod null_windows;
 mod perturbed;
 mod skewed;
+mod undrained;
 mod without_symmetric;
 
 pub use fail_at::{Fail, FailAt, Point};
 pub use null_windows::NullWindows;
 pub use perturbed::Perturbed;
 pub use skewed::Skewed;
+pub use undrained::Undrained;
 pub use without_symmetric::WithoutSymmetric;

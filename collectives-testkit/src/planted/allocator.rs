@@ -63,6 +63,7 @@ pub(crate) fn bugged(
             inner,
             leases: Arc::default(),
             fence: None,
+            failed: None,
         }),
         None => inner,
     }
@@ -75,6 +76,7 @@ struct BuggedAllocator {
     inner: Box<dyn ScratchAllocator>,
     leases: Arc<Mutex<Vec<Option<Lease>>>>,
     fence: Option<Fence>,
+    failed: Option<ErrorKind>,
 }
 
 impl BuggedAllocator {
@@ -139,11 +141,19 @@ impl ScratchAllocator for BuggedAllocator {
                 request.bytes = request.bytes.saturating_sub(self.rank).max(1);
             }
             Planted::GrowsInCapture => site.capture = None,
+            Planted::FailureSticks => {
+                if let Some(kind) = &self.failed {
+                    return Err(Error::new(kind.clone()));
+                }
+            }
             _ => {}
         }
         match self.inner.acquire(comm, request, site) {
             Ok(lease) => self.served(comm, lease, site),
             Err(error) => {
+                if matches!(error.kind(), ErrorKind::OutOfMemory { .. }) {
+                    self.failed = Some(error.kind().clone());
+                }
                 let missed = matches!(error.kind(), ErrorKind::NeedsReserve { .. });
                 let lost = self.is(Planted::MissTextLost)
                     || self.is(Planted::MissDiffersByRank) && self.rank % 2 == 1;

@@ -80,6 +80,10 @@ impl Bugged {
                 let own = |op: &Collective<'_>| op.op == Op::Send { to: me };
                 return Ok(ops.iter().all(own).then(Vec::new));
             }
+            Some(Planted::BarriersLeftOut) => {
+                let barrier = |op: &Collective<'_>| op.op == Op::Barrier;
+                return Ok(ops.iter().all(barrier).then(Vec::new));
+            }
             Some(Planted::AgreesInCapture) => {
                 if device.capture_state(stream)?.is_some() {
                     inner.agree(&Record::new(), Duration::from_secs(2))?;

@@ -92,6 +92,8 @@ planted! {
     JoinErrorUntyped,
     /// Communicator: a message to oneself outside a group is dropped.
     OwnMessagesAccepted,
+    /// Communicator: barriers are left out.
+    BarriersLeftOut,
     /// Communicator: the check mode compares nothing.
     CheckModeOff,
 
@@ -201,6 +203,8 @@ planted! {
     TiesByAddress,
     /// Allocator: a slot changes its address while it lives.
     SlotsMove,
+    /// Allocator: after an allocation that failed nothing is served.
+    FailureSticks,
     /// Allocator: leases begin where each rank likes.
     UnevenOffsets,
 }

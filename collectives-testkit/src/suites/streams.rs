@@ -5,15 +5,18 @@ use std::sync::Arc;
 
 use collectives_core::buffer::Buffer;
 use collectives_core::error::ErrorKind;
+use collectives_core::layered::Layered;
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::{Request, Site};
 use collectives_core::stream::Stream;
 
 use crate::capability::Capability::{Graphs, Symmetric};
 use crate::case::{Case, Outcome};
+use crate::decorators::Undrained;
 use crate::planted::Planted;
-use crate::rig::{Replay, Rig};
-use crate::values::Dice;
+use crate::rig::{Handle, Replay, Rig};
+use crate::values::{self, Dice};
+use crate::witness::Seen;
 use crate::{ensure, ensure_eq};
 
 /// The cases.
@@ -53,6 +56,20 @@ pub const CASES: &[Case] = &[
     )
     .needs(&[Symmetric, Graphs])
     .catches(Planted::WaitsDropped),
+    Case::new(
+        "I32",
+        "what does not drain is drained before its slot is used again",
+        undrained,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::BarriersLeftOut),
+    Case::new(
+        "I32",
+        "a graph of what does not drain drains in every replay",
+        undrained_graph,
+    )
+    .needs(&[Symmetric, Graphs])
+    .catches(Planted::BarriersLeftOut),
     Case::new(
         "D1",
         "two streams and one communicator stay exact under skew",
@@ -311,4 +328,68 @@ fn lease_stream(rig: &mut Rig<'_>) -> Outcome {
     lease.complete()?;
     ensure_eq!(rig.witness().calls("wait"), waits + 1, "waits so far");
     rig.close(comm, scratch)
+}
+
+/// A handle over a communicator whose operations end before their peers have read.
+fn undrained_handle(rig: &mut Rig<'_>) -> Outcome<Handle> {
+    let comm = Layered::new(Undrained, rig.communicator()?);
+    let scratch = rig.pool("geometric", rig.options())?;
+    Ok(rig.handle(Box::new(comm), scratch))
+}
+
+/// Fails if two operations on overlapping windows follow each other.
+fn ensure_drained(ops: &[Seen]) -> Outcome {
+    let operands = |op: &Seen| [op.send, op.recv].map(|operand| operand.window.map(|_| operand));
+    for pair in ops.windows(2) {
+        for earlier in operands(&pair[0]).into_iter().flatten() {
+            for later in operands(&pair[1]).into_iter().flatten() {
+                let met = earlier.overlaps(later);
+                ensure!(!met, "{:?} follows {:?} on one slot", pair[1], pair[0]);
+            }
+        }
+    }
+    let staged = ops.iter().filter(|op| op.send.window.is_some()).count();
+    ensure!(staged > 1, "{staged} operations on windows only");
+    Ok(())
+}
+
+fn undrained(rig: &mut Rig<'_>) -> Outcome {
+    let mut handle = undrained_handle(rig)?;
+    let device = rig.device();
+    rig.witness().forget();
+    for round in 0..3 {
+        rig.eager(&mut handle, 1 << 12, rig.stream())?;
+        let ranks = rig.ranks();
+        let whole = rig.tensor::<i32>(100 * ranks, round)?;
+        let mut part = Buffer::<i32>::zeroed(&device, 100, rig.stream())?;
+        handle.reduce_scatter(&whole, &mut part, ReduceOp::Sum, rig.stream())?;
+        let sums = values::sum::<i32>(ranks, 100 * ranks, round);
+        let mine = &sums[100 * rig.rank()..][..100];
+        rig.expect_all("a part", &part, mine, rig.stream())?;
+    }
+    ensure_drained(&rig.witness().seen())?;
+    // Where operations drain, nothing is added.
+    let mut drained = rig.collectives("geometric")?;
+    rig.eager(&mut drained, 1 << 12, rig.stream())?;
+    rig.witness().forget();
+    rig.eager(&mut drained, 1 << 12, rig.stream())?;
+    ensure_eq!(rig.witness().seen().len(), 1, "operations of one call");
+    rig.finish(drained)?;
+    rig.finish(handle)
+}
+
+fn undrained_graph(rig: &mut Rig<'_>) -> Outcome {
+    let mut handle = undrained_handle(rig)?;
+    let _plan = handle.reserve(&[Request::new(1 << 12)])?;
+    rig.witness().forget();
+    let (graph, tensor) = rig.captured(&mut handle, 1 << 10)?;
+    let once = rig.witness().seen();
+    // Replays follow each other without the host.
+    ensure_drained(&[once.as_slice(), once.as_slice()].concat())?;
+    let mut graph = Replay::new(&graph, tensor)?;
+    for round in 0..4 {
+        rig.replay(&mut graph, round, rig.stream())?;
+    }
+    drop(graph);
+    rig.finish(handle)
 }

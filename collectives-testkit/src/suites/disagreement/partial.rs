@@ -34,7 +34,7 @@ pub(super) const CASES: &[Case] = &[
         next_request_works,
     )
     .needs(&[Symmetric])
-    .catches(Planted::OnMissFlipped),
+    .catches(Planted::FailureSticks),
     Case::new(
         "C11",
         "any step of a growth may fail on any rank",
