@@ -40,6 +40,12 @@ pub(crate) fn run(limits: Limits, case: &Case, bug: Option<Planted>) -> Outcome 
     Err(Failure(report.to_string()))
 }
 
+/// The bug that the parent named.
+pub(crate) fn planted() -> Option<Planted> {
+    let name = env::var(BUG).unwrap_or_default();
+    Planted::ALL.iter().copied().find(|bug| bug.name() == name)
+}
+
 fn key(case: &Case) -> String {
     format!("{}/{}/{}", case.id, case.terrain.name(), case.title)
 }
@@ -52,8 +58,7 @@ fn body(world: &World) -> Result<Vec<u8>> {
         .chain(Capability::ALL.into_iter().filter_map(unclaimed::case))
         .find(|case| key(case) == wanted)
         .ok_or_else(|| failed(format!("there is no case `{wanted}`")))?;
-    let name = env::var(BUG).unwrap_or_default();
-    let bug = Planted::ALL.iter().copied().find(|bug| bug.name() == name);
+    let bug = planted();
     let harness = HARNESS
         .get()
         .ok_or_else(|| failed("no harness was set".to_owned()))?;

@@ -8,6 +8,7 @@ use libtest_mimic::{Arguments, Trial};
 use crate::capability::{Capability, Support};
 use crate::case::{Case, Outcome};
 use crate::harness::Harness;
+use crate::planted::Planted;
 use crate::report::{Entry, Report, Verdict};
 use crate::suites;
 use crate::unclaimed;
@@ -78,12 +79,29 @@ pub fn unclaimed(capability: Capability) -> Option<&'static Case> {
     unclaimed::case(capability)
 }
 
+/// Runs this process's part of a case and ends the process, where it is a rank of a world of processes;
+/// the first call of a `main` that is not one of the kit's.
+pub fn dispatch(harness: &Arc<dyn Harness>) {
+    #[cfg(target_os = "linux")]
+    crate::processes::dispatch(harness);
+    #[cfg(not(target_os = "linux"))]
+    let _ = harness;
+}
+
+/// The bug that is planted in this process, which is a rank of a world of processes.
+#[must_use]
+pub fn planted() -> Option<Planted> {
+    #[cfg(target_os = "linux")]
+    return crate::processes::planted();
+    #[cfg(not(target_os = "linux"))]
+    None
+}
+
 /// Runs the kit as the test harness of the process: the `main` of
 /// [`conformance_main!`](crate::conformance_main).
 #[must_use]
 pub fn main(harness: Arc<dyn Harness>) -> ExitCode {
-    #[cfg(target_os = "linux")]
-    crate::processes::dispatch(&harness);
+    dispatch(&harness);
     let required = match Required::from_env() {
         Ok(required) => required,
         Err(text) => {

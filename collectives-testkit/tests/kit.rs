@@ -12,6 +12,7 @@ use collectives_core::bootstrap::Bootstrap;
 use collectives_core::error::{Error, ErrorKind, Result};
 use collectives_testkit::capability::{Capability, Support};
 use collectives_testkit::case::{Case, Failure, Outcome};
+use collectives_testkit::decorators::WithoutSymmetric;
 use collectives_testkit::harness::{Harness, Joined, Setup};
 use collectives_testkit::planted::Planted;
 use collectives_testkit::report::{Entry, Report, Verdict};
@@ -111,6 +112,27 @@ impl Harness for Lying {
     }
 }
 
+/// Claims everything and has no symmetric memory.
+struct Boasting;
+
+impl Harness for Boasting {
+    fn name(&self) -> &str {
+        "boasting"
+    }
+
+    fn supports(&self, _capability: Capability) -> Support {
+        Support::Yes
+    }
+
+    fn join(&self, bootstrap: Arc<dyn Bootstrap>, setup: &Setup) -> Result<Joined> {
+        let joined = host::Host.join(bootstrap, setup)?;
+        Ok(Joined {
+            comm: Box::new(WithoutSymmetric::around(joined.comm)),
+            ..joined
+        })
+    }
+}
+
 /// Never starts.
 struct Broken;
 
@@ -144,6 +166,18 @@ fn a_capability_that_is_there_and_not_claimed_fails_its_case() {
     assert!(text.contains("the device offers graphs"), "{text}");
     let skipped = suites::cases().filter(|(_, case)| missing(&Lying, case).is_some());
     assert!(skipped.count() > 20);
+}
+
+#[test]
+fn a_capability_that_is_claimed_and_not_there_fails_its_cases_and_others_go_on() {
+    let worlds = Worlds::new(Arc::new(Boasting), QUICK);
+    let named = |id| suites::cases().find(|(_, case)| case.id == id).unwrap().1;
+    let Failure(text) = worlds.run(named("I11"), None).unwrap_err();
+    assert!(
+        text.contains("rank 0") && text.contains("symmetric"),
+        "{text}"
+    );
+    worlds.run(named("D2"), None).unwrap();
 }
 
 #[test]

@@ -46,7 +46,8 @@ impl Communicator for OnDevice {
         let ops = changed.as_deref().unwrap_or(ops);
         // SAFETY: By the caller; a planted bug names no bytes that were not named before.
         let outcome = unsafe { self.inner.enqueue(ops, stream) };
-        self.bugged.enqueued(&*self.device, ops, stream, outcome)
+        self.bugged
+            .enqueued(&*self.inner, &*self.device, ops, stream, outcome)
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {

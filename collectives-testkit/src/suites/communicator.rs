@@ -66,6 +66,13 @@ pub const CASES: &[Case] = &[
         "without symmetric memory every call takes the ordinary path",
         without,
     )
+    .catches(Planted::LastElementLost),
+    Case::new(
+        "F6",
+        "registrations that give no window send calls the ordinary way",
+        null_windows,
+    )
+    .needs(&[Symmetric])
     .catches(Planted::FallbackUndeclared),
 ];
 
@@ -397,8 +404,11 @@ fn subgroups(rig: &mut Rig<'_>) -> Outcome {
 
 fn without(rig: &mut Rig<'_>) -> Outcome {
     let none = WithoutSymmetric::around(rig.communicator()?);
-    ordinary(rig, Box::new(none))?;
-    // The capability is there, and what it promises turns out not to work.
+    ordinary(rig, Box::new(none))
+}
+
+/// The capability is there, and what it promises turns out not to work.
+fn null_windows(rig: &mut Rig<'_>) -> Outcome {
     let broken = Layered::new(NullWindows, rig.communicator()?);
     ordinary(rig, Box::new(broken))
 }

@@ -1,47 +1,12 @@
-//! The toy once more, its ranks processes: what it needs of its peers is a control plane.
+//! The toy once more, its ranks processes.
 
 #[path = "../toy/communicator.rs"]
 mod communicator;
 #[path = "../toy/device.rs"]
 mod device;
+#[expect(unreachable_pub, reason = "shared by test targets")]
+mod harness;
 #[path = "../toy/reduce.rs"]
 mod reduce;
 
-use std::sync::Arc;
-
-use collectives_core::bootstrap::Bootstrap;
-use collectives_core::error::Result;
-use collectives_testkit::capability::{Capability, Support};
-use collectives_testkit::harness::{Harness, Joined, NoProbe, Ranks, Setup};
-
-use crate::communicator::ToyCommunicator;
-use crate::device::ToyDevice;
-
-struct Processes;
-
-impl Harness for Processes {
-    fn name(&self) -> &str {
-        "toy-processes"
-    }
-
-    fn supports(&self, capability: Capability) -> Support {
-        match capability {
-            Capability::ComparesCalls | Capability::Abort => Support::Yes,
-            _ => Support::no("the toy has none"),
-        }
-    }
-
-    fn join(&self, bootstrap: Arc<dyn Bootstrap>, setup: &Setup) -> Result<Joined> {
-        let comm = ToyCommunicator::connect(bootstrap, ToyDevice::new(), setup.deadline)?;
-        Ok(Joined {
-            comm: Box::new(comm),
-            probe: Box::new(NoProbe),
-        })
-    }
-
-    fn ranks(&self) -> Ranks {
-        Ranks::Processes
-    }
-}
-
-collectives_testkit::conformance_main!(Processes);
+collectives_testkit::conformance_main!(harness::Processes);
