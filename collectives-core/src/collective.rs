@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::addr::Operand;
 use crate::dtype::DType;
-use crate::error::{Misuse, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::rank::Rank;
 use crate::reduce::ReduceOp;
 
@@ -330,22 +330,35 @@ impl<'a> Collective<'a> {
 
     #[inline]
     fn check_side(&self, which: &'static str, operand: Operand, elements: usize) -> Result<()> {
-        let bytes = self.dtype.bytes(elements)?;
-        if operand.bytes != bytes {
-            return Err(Misuse::WrongCount {
+        let bytes = elements.checked_mul(self.dtype.size());
+        let fits = bytes == Some(operand.bytes)
+            && (operand.bytes == 0 || !operand.addr.is_null())
+            && operand.addr.value().checked_add(operand.bytes).is_some();
+        if fits {
+            return Ok(());
+        }
+        Err(self.side_misuse(which, operand, elements))
+    }
+
+    /// What is wrong with a side that is.
+    #[cold]
+    fn side_misuse(&self, which: &'static str, operand: Operand, elements: usize) -> Error {
+        let bytes = match self.dtype.bytes(elements) {
+            Ok(bytes) => bytes,
+            Err(overflow) => return overflow,
+        };
+        let misuse = if operand.bytes != bytes {
+            Misuse::WrongCount {
                 which,
                 expected: elements,
                 actual: operand.bytes / self.dtype.size(),
             }
-            .into());
-        }
-        if bytes > 0 && operand.addr.is_null() {
-            return Err(Misuse::NullAddress { which, bytes }.into());
-        }
-        if operand.addr.value().checked_add(bytes).is_none() {
-            return Err(Misuse::AddressOverflow { which }.into());
-        }
-        Ok(())
+        } else if operand.addr.is_null() && bytes > 0 {
+            Misuse::NullAddress { which, bytes }
+        } else {
+            Misuse::AddressOverflow { which }
+        };
+        misuse.into()
     }
 
     /// Whether the operands coincide the way this operation allows.

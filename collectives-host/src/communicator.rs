@@ -165,12 +165,14 @@ impl HostCommunicator {
     /// Everything that is found before anything is enqueued.
     #[inline]
     fn check(&self, calls: &[Collective<'_>]) -> Result<()> {
+        let mut messages = false;
         for call in calls {
             call.check(self.info.rank, self.info.world_size)?;
             self.windows.check("send", call.send)?;
             self.windows.check("recv", call.recv)?;
+            messages |= call.kind().is_point_to_point();
         }
-        if calls.iter().any(|call| call.kind().is_point_to_point()) {
+        if messages {
             check_self_messages(calls, self.info.rank)?;
         }
         Ok(())
@@ -180,18 +182,25 @@ impl HostCommunicator {
     ///
     /// As for [`Communicator::enqueue`]; the calls were checked, and there is at least one.
     unsafe fn enqueue_checked(&self, calls: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
-        if self.device.capture_state(stream)?.is_some() {
+        if self.host.is_capturing(stream)? {
             // Without the turn, so that nobody who looks at the stream waits for a peer.
             let endpoint: &Endpoint = self.endpoint();
+            endpoint.tickets().need();
             endpoint.compare_captured(&Ticket::take(endpoint), calls)?;
         }
         match self.host.turn(stream)? {
             Turn::Inline(_turn) => {
                 let endpoint: &Endpoint = self.endpoint();
-                // SAFETY: By the caller.
-                unsafe { endpoint.run(&Ticket::take(endpoint), calls) }
+                if endpoint.tickets().are_needed() {
+                    // SAFETY: By the caller.
+                    unsafe { endpoint.run(&Ticket::take(endpoint), calls) }
+                } else {
+                    // SAFETY: By the caller; all operations so far ran inside a call like this.
+                    unsafe { endpoint.run_in_turn(calls) }
+                }
             }
             Turn::Queued(turn) => {
+                self.endpoint().tickets().need();
                 let calls = Calls::new(calls);
                 let ticket = Ticket::take(Arc::clone(&self.presence));
                 // SAFETY: By the caller.
@@ -199,6 +208,7 @@ impl HostCommunicator {
                 Ok(())
             }
             Turn::Captured(turn) => {
+                self.endpoint().tickets().need();
                 turn.retain(self.info.token.clone());
                 turn.push(Arc::new(CollectiveNode {
                     presence: Arc::downgrade(&self.presence),

@@ -144,6 +144,13 @@ impl HostDevice {
         take_turn(queue_of(self.shared.id, stream)?)
     }
 
+    /// Whether the stream is part of a valid capture.
+    #[inline]
+    pub(crate) fn is_capturing(&self, stream: &StreamRef) -> Result<bool> {
+        let queue = queue_of(self.shared.id, stream)?;
+        Ok(!queue.is_plain() && queue.capture_state()?.is_some())
+    }
+
     /// Symmetric memory of at least `bytes` bytes, in whole granules.
     pub(crate) fn allocate_symmetric(&self, bytes: usize) -> Result<Memory> {
         self.shared.refuse_memory(Call::AllocateSymmetric, bytes)?;

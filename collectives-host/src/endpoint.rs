@@ -18,7 +18,7 @@ use crate::exchange;
 use crate::fabric::Fabric;
 use crate::flat;
 use crate::meeting::Meeting;
-use crate::model::DeviceModel;
+use crate::model::{DeviceModel, Skew};
 use crate::post::{CAPTURED, INLINE, Post, SMALL};
 use crate::reduce::Scratch;
 use crate::tickets::{Ticket, Tickets};
@@ -167,10 +167,21 @@ impl Endpoint {
     ) -> Result<()> {
         let broken = || self.fabric.is_broken().then(|| self.refusal());
         let _turn = ticket.turn(broken)?;
-        if let Some(error) = broken() {
-            return Err(error);
+        // SAFETY: By the caller, and the turn is this operation's alone.
+        unsafe { self.run_in_turn(calls) }
+    }
+
+    /// Runs operations now.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Endpoint::run`], and nothing else of this rank runs.
+    #[inline]
+    pub(crate) unsafe fn run_in_turn(&self, calls: &[Collective<'_>]) -> Result<()> {
+        if self.fabric.is_broken() {
+            return Err(self.refusal());
         }
-        // SAFETY: The turn is this operation's alone.
+        // SAFETY: By the caller.
         let seat = unsafe { &mut *self.seat.get() };
         self.drift(seat);
         let result = match calls {
@@ -225,10 +236,15 @@ impl Endpoint {
     }
 
     /// Sleeps a while where the model wants ranks to drift apart.
+    #[inline]
     fn drift(&self, seat: &mut Seat) {
-        let Some(skew) = self.model.skew() else {
-            return;
-        };
+        if let Some(skew) = self.model.skew() {
+            Self::sleep_up_to(skew, seat);
+        }
+    }
+
+    #[cold]
+    fn sleep_up_to(skew: Skew, seat: &mut Seat) {
         seat.skew = seat
             .skew
             .wrapping_mul(6_364_136_223_846_793_005)

@@ -14,7 +14,7 @@ const TIGHT: u32 = 64;
 const PAUSED: u32 = 64;
 
 /// Pauses before yielding when there are more ranks than processors.
-const PAUSED_IF_CROWDED: u32 = 20;
+const PAUSED_IF_CROWDED: u32 = 4;
 
 /// How long to spin while every rank has a processor: about twice what a sleep and a wake cost.
 const SPIN: Duration = Duration::from_micros(30);

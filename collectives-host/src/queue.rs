@@ -91,6 +91,7 @@ pub(crate) struct CapturedTurn<'a> {
 }
 
 /// The stream behind `stream`, if it is one of this backend and this device.
+#[inline]
 pub(crate) fn queue_of(device: DeviceId, stream: &StreamRef) -> Result<&Arc<Queue>> {
     match stream.downcast::<HostStream>() {
         Some(host) if host.queue.device == device => Ok(&host.queue),
@@ -107,20 +108,20 @@ pub(crate) fn any_queue(stream: &StreamRef) -> Option<&Arc<Queue>> {
 #[inline]
 pub(crate) fn take_turn(queue: &Arc<Queue>) -> Result<Turn<'_>> {
     loop {
-        if queue.flags.load(Ordering::Acquire) == 0 {
+        if queue.is_plain() {
             match queue.mode {
                 StreamMode::Inline => {
                     queue.progress.begin();
                     let turn = InlineTurn { queue };
                     // A capture begins under the turn, so this answer stays right.
-                    if queue.flags.load(Ordering::Acquire) == 0 {
+                    if queue.is_plain() {
                         return Ok(Turn::Inline(turn));
                     }
                 }
                 StreamMode::Asynchronous => {
                     let mut jobs = queue.lock_jobs();
                     worker::ensure(queue, &mut jobs)?;
-                    if queue.flags.load(Ordering::Acquire) == 0 {
+                    if queue.is_plain() {
                         return Ok(Turn::Queued(QueuedTurn { queue, jobs }));
                     }
                 }
@@ -191,9 +192,15 @@ impl Queue {
         self.lock_capture().clone()
     }
 
+    /// Whether the stream neither captures nor has failed.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.flags.load(Ordering::Acquire) == 0
+    }
+
     /// The capture's identity, if the stream captures and nothing is wrong with it.
     pub(crate) fn capture_state(&self) -> Result<Option<CaptureId>> {
-        if self.flags.load(Ordering::Acquire) == 0 {
+        if self.is_plain() {
             return Ok(None);
         }
         self.health()?;

@@ -1,8 +1,11 @@
 //! One rank's operations run in the order they were enqueued, on whichever streams.
+//!
+//! As long as none was queued or captured they all run inside the call that enqueues them, of which
+//! there is one at a time, and need no tickets.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::fabric::lock;
 use crate::lobby::Lobby;
@@ -10,6 +13,8 @@ use crate::lobby::Lobby;
 /// The order of one rank's operations.
 #[derive(Debug)]
 pub(crate) struct Tickets {
+    /// Whether anything but the enqueueing call may run an operation.
+    needed: AtomicBool,
     next: AtomicU64,
     serving: AtomicU64,
     returned: Mutex<BTreeSet<u64>>,
@@ -32,12 +37,25 @@ pub(crate) struct Turn<'a>(&'a Tickets);
 impl Tickets {
     pub(crate) fn new() -> Self {
         Self {
+            needed: AtomicBool::new(false),
             next: AtomicU64::new(0),
             serving: AtomicU64::new(0),
             returned: Mutex::default(),
             returns: AtomicUsize::new(0),
             lobby: Lobby::new(2),
         }
+    }
+
+    /// Whether an operation needs a ticket. Only for the enqueueing call.
+    #[inline]
+    pub(crate) fn are_needed(&self) -> bool {
+        self.needed.load(Ordering::Relaxed)
+    }
+
+    /// From now on operations need tickets: one is about to be queued or captured. Only for the
+    /// enqueueing call.
+    pub(crate) fn need(&self) {
+        self.needed.store(true, Ordering::Relaxed);
     }
 
     /// Waits until everything enqueued so far has run; whether it has when `give_up` says to.

@@ -9,6 +9,8 @@ use super::{Job, Source};
 
 /// Elements that are read, folded and written together.
 const LANES: usize = 32;
+/// The same towards the end of a range, and of a small one.
+const FEW: usize = 2;
 
 /// Runs a job with the widest vectors this processor has. All give the same bits: nothing is
 /// contracted or reordered.
@@ -63,9 +65,16 @@ unsafe fn chunks<L: Lane, F: Fold<L::Acc>>(job: &Job<'_>) {
         // SAFETY: By the caller; the elements lie inside the job.
         unsafe { chunk::<L, F, LANES>(job, done * size_of::<L::Bytes>()) };
     }
-    for done in whole..job.elements {
+    let mut done = whole;
+    while done + FEW <= job.elements {
+        // SAFETY: As above.
+        unsafe { chunk::<L, F, FEW>(job, done * size_of::<L::Bytes>()) };
+        done += FEW;
+    }
+    while done < job.elements {
         // SAFETY: As above.
         unsafe { chunk::<L, F, 1>(job, done * size_of::<L::Bytes>()) };
+        done += 1;
     }
 }
 

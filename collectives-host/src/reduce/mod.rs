@@ -44,7 +44,7 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// A job with these sources and targets.
+    /// A job with these sources and targets. Pushed one by one, because that is inlined.
     #[inline]
     pub(crate) fn job(
         &mut self,
@@ -53,9 +53,13 @@ impl Scratch {
         targets: impl IntoIterator<Item = *mut u8>,
     ) -> Job<'_> {
         self.sources.clear();
-        self.sources.extend(sources);
+        for source in sources {
+            self.sources.push(source);
+        }
         self.targets.clear();
-        self.targets.extend(targets);
+        for target in targets {
+            self.targets.push(target);
+        }
         Job {
             elements,
             sources: &self.sources,
