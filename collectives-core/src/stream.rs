@@ -35,6 +35,13 @@ impl StreamRef {
         self.0.id()
     }
 
+    /// Whether both are the same stream.
+    #[inline]
+    #[must_use]
+    pub fn is_same_as(&self, other: &Self) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(&other.0)) || self.id() == other.id()
+    }
+
     /// The device the stream belongs to.
     #[must_use]
     pub fn device(&self) -> DeviceId {

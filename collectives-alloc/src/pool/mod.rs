@@ -164,12 +164,7 @@ impl ScratchAllocator for Pool {
             return Err(Error::from(Misuse::ZeroBytes).during("acquire"));
         }
         self.ledger.request(request.bytes);
-        self.serve(comm, request.bytes, site).map_err(|error| {
-            self.remember(&error);
-            let reason = self.fallback_reason(&error);
-            self.ledger.failed(reason);
-            located(error, comm.info(), "acquire")
-        })
+        self.serve(comm, request.bytes, site)
     }
 
     fn fallback_reason(&self, error: &Error) -> Option<Reason> {

@@ -38,7 +38,7 @@ impl Pool {
         self.round(comm, Step::Reserve, subject, &[])?;
         let mut registrations = 0;
         for request in requests {
-            let verdict = self.consult(SHARED, &home.ask(request.bytes))?;
+            let verdict = self.decide(SHARED, &home.ask(request.bytes))?;
             if let Verdict::Grow { capacity, retire } = verdict {
                 let growing = Growing {
                     domain: SHARED,

@@ -4,14 +4,14 @@ use std::time::Instant;
 
 use collectives_core::communicator::{CommInfo, Communicator};
 use collectives_core::error::{Error, ErrorKind, MissedWhen, Misuse, Result};
-use collectives_core::scratch::{Lease, Site};
+use collectives_core::scratch::{Lease, ScratchAllocator, Site};
 
 use crate::options::Ordering;
 use crate::policy::Ask;
 use crate::pool::ledger::Event;
 use crate::pool::round::Step;
 use crate::pool::table::SHARED;
-use crate::pool::{Growing, Home, Pool, Verdict};
+use crate::pool::{Growing, Home, Pool, Verdict, located};
 
 impl Pool {
     /// Whether this pool may work, and for this communicator.
@@ -36,6 +36,7 @@ impl Pool {
         Ok(home)
     }
 
+    /// A lease for an admitted request, or why there is none.
     #[inline]
     pub(super) fn serve(
         &mut self,
@@ -43,6 +44,25 @@ impl Pool {
         bytes: usize,
         site: Site<'_>,
     ) -> Result<Lease> {
+        match self.find(comm, bytes, site) {
+            Ok((domain, index)) => self.table.at(domain).lease(index, bytes),
+            Err(error) => {
+                self.remember(&error);
+                let reason = self.fallback_reason(&error);
+                self.ledger.failed(reason);
+                Err(located(error, comm.info(), "acquire"))
+            }
+        }
+    }
+
+    /// The domain and the index of a slot that is free, large enough and ordered.
+    #[inline]
+    fn find(
+        &mut self,
+        comm: &mut dyn Communicator,
+        bytes: usize,
+        site: Site<'_>,
+    ) -> Result<(usize, usize)> {
         let home = self.admit(comm.info())?;
         let ask = home.ask(bytes);
         let domain = self.table.domain(site);
@@ -60,35 +80,39 @@ impl Pool {
         };
         let events = self.options.ordering == Ordering::Events;
         let slots = self.table.at(domain);
-        let waited = slots.slot(index).order(site, events)?;
-        let lease = slots.lease(index, bytes)?;
+        let slot = slots.slot(index);
+        let waited = slot.order(site, events)?;
         self.ledger.ordered(waited, site.capture.is_some());
-        self.ledger.served(event, lease.slot().0, bytes);
-        Ok(lease)
+        self.ledger.served(event, slot.id.0, bytes);
+        Ok((domain, index))
     }
 
     /// The policy's answer for a domain, after taking a reserved slot over where that serves.
     #[inline]
     pub(super) fn decide(&mut self, domain: usize, ask: &Ask) -> Result<Verdict> {
-        let verdict = self.consult(domain, ask)?;
-        if domain != SHARED
-            && matches!(verdict, Verdict::Grow { .. })
-            && let Ok(Verdict::Hit(reserved)) = self.consult(SHARED, ask)
-        {
-            let index = self.table.hand_over(reserved, domain);
-            self.ledger.note(Event::Moved, domain as u64);
-            return Ok(Verdict::Hit(index));
-        }
-        Ok(verdict)
-    }
-
-    #[inline]
-    pub(super) fn consult(&mut self, domain: usize, ask: &Ask) -> Result<Verdict> {
         let slots = self.table.at(domain);
         let all_free = slots.refresh();
         if all_free && let Some(index) = slots.remembered(ask.bytes) {
             return Ok(Verdict::Hit(index));
         }
+        self.decide_anew(domain, ask, all_free)
+    }
+
+    fn decide_anew(&mut self, domain: usize, ask: &Ask, all_free: bool) -> Result<Verdict> {
+        let verdict = self.consult(domain, ask, all_free)?;
+        if domain != SHARED && matches!(verdict, Verdict::Grow { .. }) {
+            let all_free = self.table.at(SHARED).refresh();
+            if let Ok(Verdict::Hit(reserved)) = self.consult(SHARED, ask, all_free) {
+                let index = self.table.hand_over(reserved, domain);
+                self.ledger.note(Event::Moved, domain as u64);
+                return Ok(Verdict::Hit(index));
+            }
+        }
+        Ok(verdict)
+    }
+
+    /// Asks the policy, and remembers the slot it chooses while all are free.
+    fn consult(&mut self, domain: usize, ask: &Ask, all_free: bool) -> Result<Verdict> {
         let verdict = self.judge(self.table.domains()[domain].views(), ask)?;
         let slots = self.table.at(domain);
         slots.largest = slots.largest.max(ask.bytes);

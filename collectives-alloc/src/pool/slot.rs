@@ -81,9 +81,11 @@ impl Slot {
     /// is free and large enough.
     #[inline]
     pub(super) fn lease(&self, bytes: usize) -> Result<Lease> {
-        let lease = Lease::of_slot(&self.memory, bytes, self.start, self.id)?;
-        self.hold.take();
-        Ok(lease)
+        if bytes <= self.memory.bytes() {
+            self.hold.take();
+        }
+        // Last, so that it is made where the caller wants it: moving it costs more than making it.
+        Lease::of_slot(&self.memory, bytes, self.start, self.id)
     }
 
     /// Orders the coming use after the last one, if `events`, and gives the graph its claim.
@@ -102,7 +104,7 @@ impl Slot {
         let moved = self
             .last_user
             .as_ref()
-            .is_none_or(|last| last.id() != stream.id());
+            .is_none_or(|last| !last.is_same_as(stream));
         let mut waits = false;
         if events {
             let (device, fence) = (&*self.hold.device, &self.hold.fence);

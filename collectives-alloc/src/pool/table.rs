@@ -43,7 +43,7 @@ pub(super) struct Table {
 pub(super) const SHARED: usize = 0;
 
 /// Choices remembered, each at the place its size hashes to.
-const CHOICES: usize = 8;
+const CHOICES: usize = 16;
 
 /// Where the choice for a size is remembered: the upper bits of a multiplicative hash.
 #[inline]
@@ -100,9 +100,8 @@ impl Slots {
     /// Leases `bytes` bytes of a slot that is free, large enough and ordered.
     #[inline]
     pub(super) fn lease(&mut self, index: usize, bytes: usize) -> Result<Lease> {
-        let lease = self.live[index].lease(bytes)?;
         self.views[index].leased = true;
-        Ok(lease)
+        self.live[index].lease(bytes)
     }
 
     /// What a policy sees, as of the last refresh.
