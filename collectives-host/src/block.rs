@@ -1,10 +1,11 @@
 //! One block of memory, with its guards while it lives and its poison afterwards.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use collectives_core::addr::Addr;
 
-use crate::region::{Addresses, PAGE, Span, map, unmap};
+use crate::region::{Addresses, PAGE, Span, map, map_shared, unmap};
 use crate::space::MemoryViolation;
 
 /// The byte that guards consist of.
@@ -36,7 +37,18 @@ enum Backing {
         mapped: Span,
         /// The guards before and after the usable bytes.
         guards: [Span; 2],
+        /// The file behind what is mapped, where other processes can map it.
+        file: Option<OwnedFd>,
     },
+}
+
+/// Where other processes find a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SharedPlace {
+    /// The file's descriptor in this process.
+    pub(crate) file: i32,
+    /// The block's first byte in the file.
+    pub(crate) offset: usize,
 }
 
 impl Block {
@@ -62,6 +74,7 @@ impl Block {
         granule: usize,
         overhead: usize,
         guard: usize,
+        shared: bool,
     ) -> Option<Self> {
         let align = (1 << granule.trailing_zeros()).clamp(PAGE, LARGEST_ALIGNMENT);
         let before = guard.checked_next_multiple_of(align)?;
@@ -73,11 +86,17 @@ impl Block {
             start: span.start.offset(before - mapped_before),
             bytes: mapped_before + after,
         };
-        // SAFETY: The range is part of what was just handed out.
-        if unsafe { map(mapped.start, mapped.bytes) }.is_err() {
+        let done = if shared {
+            // SAFETY: The range is part of what was just handed out.
+            unsafe { map_shared(mapped.start, mapped.bytes) }.map(Some)
+        } else {
+            // SAFETY: As above.
+            unsafe { map(mapped.start, mapped.bytes) }.map(|()| None)
+        };
+        let Ok(file) = done else {
             addresses.give_back(span);
             return None;
-        }
+        };
         let bytes = charged - overhead;
         let pad = if guard == 0 { 0 } else { overhead + guard };
         let block = Self {
@@ -97,6 +116,7 @@ impl Block {
                         bytes: pad,
                     },
                 ],
+                file,
             },
         };
         for guard in block.guards() {
@@ -104,6 +124,21 @@ impl Block {
             unsafe { fill(guard.start, guard.bytes, CANARY) };
         }
         Some(block)
+    }
+
+    /// Where other processes find the block, if they can.
+    pub(crate) fn shared_place(&self) -> Option<SharedPlace> {
+        match &self.backing {
+            Backing::Pages {
+                mapped,
+                file: Some(file),
+                ..
+            } => Some(SharedPlace {
+                file: file.as_raw_fd(),
+                offset: self.addr.value() - mapped.start.value(),
+            }),
+            _ => None,
+        }
     }
 
     pub(crate) fn is_symmetric(&self) -> bool {

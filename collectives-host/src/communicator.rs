@@ -27,7 +27,7 @@ use crate::presence::{HostAbort, Presence};
 use crate::queue::Turn;
 use crate::registry;
 use crate::tickets::Ticket;
-use crate::windows::{Window, Windows};
+use crate::windows::Windows;
 
 /// One rank's end of a communicator of this backend.
 ///
@@ -118,7 +118,11 @@ impl HostCommunicator {
         };
         Ok(Self {
             capabilities: capabilities::of_host(),
-            windows: Windows::new(info.id, Arc::clone(&endpoint), Arc::clone(&device)),
+            windows: Windows::new(
+                info.id,
+                Arc::<Endpoint>::clone(&endpoint),
+                Arc::clone(&device),
+            ),
             presence: Arc::new(Presence::new(endpoint)),
             device: Arc::clone(&device) as Arc<dyn Device>,
             host: device,
@@ -213,26 +217,11 @@ impl HostCommunicator {
                 turn.push(Arc::new(CollectiveNode {
                     presence: Arc::downgrade(&self.presence),
                     calls: Calls::new(calls),
-                    windows: self.windows_of(calls)?,
+                    windows: self.windows.of(calls)?,
                 }));
                 Ok(())
             }
         }
-    }
-
-    fn windows_of(&self, calls: &[Collective<'_>]) -> Result<Vec<Arc<Window>>> {
-        let mut windows: Vec<Arc<Window>> = Vec::new();
-        for (which, side) in calls
-            .iter()
-            .flat_map(|call| [("send", call.send), ("recv", call.recv)])
-        {
-            if let Some(window) = self.windows.check(which, side)?
-                && windows.iter().all(|known| known.id != window.id)
-            {
-                windows.push(Arc::clone(window));
-            }
-        }
-        Ok(windows)
     }
 }
 
@@ -266,7 +255,7 @@ impl Communicator for HostCommunicator {
         let endpoint = Arc::clone(self.endpoint());
         self.windows
             .control
-            .exchange(&endpoint, Round::Agree, &mine.encode(), deadline)
+            .exchange(&*endpoint, Round::Agree, &mine.encode(), deadline)
             .and_then(|all| all.iter().map(|bytes| Record::decode(bytes)).collect())
             .map_err(|error| endpoint.named(error.during("agree")))
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use collectives_core::agreement::{mismatch, odd_one_out};
 use collectives_core::error::{Field, Result};
 
-use crate::endpoint::Endpoint;
+use crate::seat::Seat;
 
 /// Which collective call a round belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,9 +14,10 @@ pub(crate) enum Round {
     Agree,
     Register,
     Retire,
+    Reach,
 }
 
-const NAMES: [&str; 3] = ["agree", "register", "retire"];
+const NAMES: [&str; 4] = ["agree", "register", "retire", "the end of register"];
 
 /// Counts the rounds of one rank.
 #[derive(Debug, Default)]
@@ -30,18 +31,18 @@ impl Control {
     /// Calls that differ between ranks are told apart: a round carries what it is for.
     pub(crate) fn exchange(
         &mut self,
-        endpoint: &Endpoint,
+        seat: &dyn Seat,
         round: Round,
         mine: &[u8],
         deadline: Duration,
     ) -> Result<Vec<Vec<u8>>> {
-        endpoint.check_open()?;
+        seat.check_open()?;
         let name = format!("host/control/{}", self.rounds);
         self.rounds += 1;
         let mut message = Vec::with_capacity(1 + mine.len());
         message.push(round as u8);
         message.extend_from_slice(mine);
-        let mut all = endpoint.bootstrap.all_gather(&name, &message, deadline)?;
+        let mut all = seat.bootstrap().all_gather(&name, &message, deadline)?;
         let kinds: Vec<_> = all.iter().map(|bytes| bytes.first().copied()).collect();
         if let Some((odd, usual)) = odd_one_out(&kinds) {
             let show = |rank: usize| {

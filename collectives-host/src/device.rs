@@ -14,6 +14,7 @@ use collectives_core::memory::Memory;
 use collectives_core::rank::{CaptureId, DeviceId};
 use collectives_core::stream::{Fence, Stream, StreamRef};
 
+use crate::block::SharedPlace;
 use crate::capture::{CopyNode, Step, copy_bytes};
 use crate::event::Event;
 use crate::fence::{HostFence, fence_of};
@@ -155,6 +156,11 @@ impl HostDevice {
     pub(crate) fn allocate_symmetric(&self, bytes: usize) -> Result<Memory> {
         self.shared.refuse_memory(Call::AllocateSymmetric, bytes)?;
         self.shared.space.allocate_symmetric(bytes)
+    }
+
+    /// Where other processes find this symmetric memory, if they can.
+    pub(crate) fn shared_place(&self, memory: &Memory) -> Option<SharedPlace> {
+        self.shared.space.shared_place(memory)
     }
 
     /// Whether the memory is symmetric memory of this device.

@@ -113,6 +113,7 @@ pub struct DeviceModel {
     poison: Option<u8>,
     quarantine: usize,
     stream_mode: StreamMode,
+    shared_memory: bool,
 }
 
 impl Default for DeviceModel {
@@ -140,6 +141,7 @@ impl DeviceModel {
             poison: None,
             quarantine: QUARANTINE,
             stream_mode: StreamMode::Inline,
+            shared_memory: false,
         }
     }
 
@@ -242,6 +244,13 @@ impl DeviceModel {
         self
     }
 
+    /// Whether other processes can map symmetric memory; needed where ranks are processes.
+    #[must_use]
+    pub const fn with_shared_memory(mut self, shared: bool) -> Self {
+        self.shared_memory = shared;
+        self
+    }
+
     /// The rank that errors of the device name.
     #[must_use]
     pub const fn rank(&self) -> Rank {
@@ -312,6 +321,12 @@ impl DeviceModel {
     #[must_use]
     pub const fn stream_mode(&self) -> StreamMode {
         self.stream_mode
+    }
+
+    /// See [`DeviceModel::with_shared_memory`].
+    #[must_use]
+    pub const fn shared_memory(&self) -> bool {
+        self.shared_memory
     }
 
     pub(crate) const fn skew(&self) -> Option<Skew> {

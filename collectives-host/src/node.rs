@@ -26,6 +26,23 @@ impl Calls {
         Self(calls.iter().map(Owned::new).collect())
     }
 
+    /// What the calls are, in a word.
+    pub(crate) fn kind(&self) -> &'static str {
+        let mut kinds = self.kinds();
+        match (kinds.next(), kinds.next()) {
+            (Some(kind), None) => kind,
+            _ => "group",
+        }
+    }
+
+    /// Gives the calls as they were passed.
+    pub(crate) fn with<R>(&self, body: impl FnOnce(&[Collective<'_>]) -> R) -> R {
+        match &*self.0 {
+            [single] => body(&[single.borrow()]),
+            many => body(&many.iter().map(Owned::borrow).collect::<Vec<_>>()),
+        }
+    }
+
     fn kinds(&self) -> impl Iterator<Item = &'static str> {
         self.0.iter().map(|owned| owned.call.kind().name())
     }
@@ -37,15 +54,8 @@ impl Calls {
     /// As for [`Endpoint::run`](crate::endpoint::Endpoint::run).
     pub(crate) unsafe fn run(&self, ticket: &Ticket<Arc<Presence>>) -> Result<()> {
         let endpoint = ticket.owner().endpoint();
-        match &*self.0 {
-            // SAFETY: By the caller.
-            [single] => unsafe { endpoint.run(ticket, &[single.borrow()]) },
-            many => {
-                let calls: Vec<_> = many.iter().map(Owned::borrow).collect();
-                // SAFETY: By the caller.
-                unsafe { endpoint.run(ticket, &calls) }
-            }
-        }
+        // SAFETY: By the caller.
+        self.with(|calls| unsafe { endpoint.run(ticket, calls) })
     }
 }
 
@@ -136,11 +146,7 @@ impl Node for CollectiveNode {
     }
 
     fn kind(&self) -> &'static str {
-        let mut kinds = self.calls.kinds();
-        match (kinds.next(), kinds.next()) {
-            (Some(kind), None) => kind,
-            _ => "group",
-        }
+        self.calls.kind()
     }
 }
 

@@ -1,9 +1,11 @@
 //! Address space of one device, from which blocks are taken in the order the model wants.
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use collectives_core::addr::Addr;
 
@@ -171,6 +173,25 @@ fn stagger() -> usize {
 pub(crate) unsafe fn map(start: Addr, bytes: usize) -> io::Result<()> {
     // SAFETY: As this function demands.
     unsafe { remap(start, bytes, ProtFlags::READ | ProtFlags::WRITE) }
+}
+
+/// Makes zeroed memory of reserved addresses that other processes can map too: the file it is.
+///
+/// The file has no name in any file system, so nothing of it outlives its last user.
+///
+/// # Safety
+///
+/// As for [`map`].
+pub(crate) unsafe fn map_shared(start: Addr, bytes: usize) -> io::Result<OwnedFd> {
+    let file = memfd_create("collectives-window", MemfdFlags::CLOEXEC)?;
+    ftruncate(&file, bytes as u64)?;
+    let (access, flags) = (
+        ProtFlags::READ | ProtFlags::WRITE,
+        MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED,
+    );
+    // SAFETY: As this function demands, the mapping replaces one of ours that nobody uses.
+    unsafe { mmap(start.as_ptr(), bytes, access, flags, file.as_fd(), 0) }?;
+    Ok(file)
 }
 
 /// Gives memory back and keeps the addresses reserved.

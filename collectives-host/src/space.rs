@@ -11,7 +11,7 @@ use collectives_core::error::{Error, ErrorKind, Result};
 use collectives_core::memory::Memory;
 use collectives_core::rank::DeviceId;
 
-use crate::block::Block;
+use crate::block::{Block, SharedPlace};
 use crate::event::Event;
 use crate::model::DeviceModel;
 use crate::queue::any_queue;
@@ -113,7 +113,15 @@ impl Space {
             .ok_or_else(|| self.out_of_memory(bytes))?;
         let mut state = self.collected(charged, bytes)?;
         let guard = self.model.guard();
-        let block = Block::symmetric(&mut state.addresses, charged, granule, overhead, guard);
+        let shared = self.model.shared_memory();
+        let block = Block::symmetric(
+            &mut state.addresses,
+            charged,
+            granule,
+            overhead,
+            guard,
+            shared,
+        );
         self.own(state, block, bytes)
     }
 
@@ -153,6 +161,16 @@ impl Space {
         let mut live = state.live.values();
         memory.device() == self.device
             && live.any(|block| block.is_symmetric() && block.addr == memory.addr())
+    }
+
+    /// Where other processes find a block of symmetric memory, if they can.
+    pub(crate) fn shared_place(&self, memory: &Memory) -> Option<SharedPlace> {
+        let state = self.lock();
+        let block = state
+            .live
+            .values()
+            .find(|block| block.is_symmetric() && block.addr == memory.addr());
+        block.and_then(Block::shared_place)
     }
 
     pub(crate) fn report(&self) -> MemoryReport {

@@ -13,15 +13,17 @@ pub(crate) enum Outcome {
     NotSymmetric,
     NullWindow,
     UnknownWindow,
+    Unreachable,
 }
 
-const ALL: [Outcome; 6] = [
+const ALL: [Outcome; 7] = [
     Outcome::WrongDevice,
     Outcome::Refused,
     Outcome::AlreadyRegistered,
     Outcome::NotSymmetric,
     Outcome::NullWindow,
     Outcome::UnknownWindow,
+    Outcome::Unreachable,
 ];
 
 impl Outcome {
@@ -36,6 +38,10 @@ impl Outcome {
             .into(),
             Self::UnknownWindow => Misuse::UnknownWindow.into(),
             Self::NullWindow => ErrorKind::Unsupported(Unsupported::NullWindow),
+            Self::Unreachable => {
+                let what = format!("rank {rank} cannot map the memory of another rank");
+                ErrorKind::Unsupported(Unsupported::SymmetricMemory(what))
+            }
             Self::Refused => {
                 // Nothing moved, so this does not poison, unlike other failures of a system.
                 let what = format!("rank {rank}: the device refused");

@@ -1,11 +1,11 @@
 //! The windows of one communicator on one rank.
 
 use std::collections::BTreeMap;
-use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use collectives_core::addr::{Addr, Operand, WindowId, WindowSlice};
 use collectives_core::agreement::{mismatch, odd_one_out};
+use collectives_core::collective::Collective;
 use collectives_core::device::Device;
 use collectives_core::error::{Error, Field, Misuse, Result, Unsupported};
 use collectives_core::memory::{KeepAlive, Memory};
@@ -14,9 +14,9 @@ use collectives_core::symmetric::SymmetricMemory;
 
 use crate::control::{Control, Round};
 use crate::device::HostDevice;
-use crate::endpoint::Endpoint;
 use crate::fabric::lock;
 use crate::model::Call;
+use crate::seat::{Reach, Seat};
 use crate::verdict::{self, Outcome};
 
 /// A registered window. Graphs that captured an operation on it hold it too, so that a shutdown
@@ -28,11 +28,17 @@ pub(crate) struct Window {
     pub(crate) bytes: usize,
     /// Where each rank's part begins.
     peers: Box<[Addr]>,
-    /// Keeps the bytes mapped until the window is retired.
-    mapped: Mutex<Option<KeepAlive>>,
+    /// Keeps the bytes mapped until the window is retired, this rank's and, where ranks are
+    /// processes, those of the others.
+    mapped: Mutex<Option<(KeepAlive, Reach)>>,
 }
 
 impl Window {
+    /// Where a place in a rank's part is.
+    pub(crate) fn part(&self, rank: usize, offset: usize) -> Addr {
+        self.peers[rank].offset(offset)
+    }
+
     /// Whether the window was retired, so that no replay may use it.
     pub(crate) fn is_retired(&self) -> bool {
         lock(&self.mapped).is_none()
@@ -43,7 +49,7 @@ impl Window {
 #[derive(Debug)]
 pub(crate) struct Windows {
     comm: CommId,
-    endpoint: Arc<Endpoint>,
+    seat: Arc<dyn Seat>,
     device: Arc<HostDevice>,
     pub(crate) control: Control,
     /// The next ordinal; never reused.
@@ -54,10 +60,10 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    pub(crate) fn new(comm: CommId, endpoint: Arc<Endpoint>, device: Arc<HostDevice>) -> Self {
+    pub(crate) fn new(comm: CommId, seat: Arc<dyn Seat>, device: Arc<HostDevice>) -> Self {
         Self {
             comm,
-            endpoint,
+            seat,
             device,
             control: Control::default(),
             next: 0,
@@ -104,6 +110,22 @@ impl Windows {
         }
     }
 
+    /// The windows that some calls use, each once.
+    pub(crate) fn of(&self, calls: &[Collective<'_>]) -> Result<Vec<Arc<Window>>> {
+        let mut windows: Vec<Arc<Window>> = Vec::new();
+        for (which, side) in calls
+            .iter()
+            .flat_map(|call| [("send", call.send), ("recv", call.recv)])
+        {
+            if let Some(window) = self.check(which, side)?
+                && windows.iter().all(|known| known.id != window.id)
+            {
+                windows.push(Arc::clone(window));
+            }
+        }
+        Ok(windows)
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.live.len()
     }
@@ -111,10 +133,9 @@ impl Windows {
     /// Deregisters all windows, oldest first, alone; gives those that graphs still hold.
     pub(crate) fn clear(&mut self) -> Vec<usize> {
         self.by_address.clear();
-        let mut flat = lock(&self.endpoint.fabric.flat[self.endpoint.rank.index()]);
         let mut held = Vec::new();
         while let Some((id, window)) = self.live.pop_first() {
-            flat.remove(id);
+            self.seat.window_closed(id);
             if Arc::strong_count(&window) > 1 {
                 held.push(window.bytes);
             }
@@ -135,7 +156,7 @@ impl Windows {
         if self.by_address.iter().any(overlaps) {
             return Err(Outcome::AlreadyRegistered);
         }
-        if !self.device.is_symmetric(memory) {
+        if !self.device.is_symmetric(memory) || self.seat.word_of(memory).is_none() {
             return Err(Outcome::NotSymmetric);
         }
         if self.device.model().null_windows() {
@@ -144,7 +165,7 @@ impl Windows {
         Ok(())
     }
 
-    fn insert(&mut self, memory: &Memory, peers: Box<[Addr]>) -> WindowId {
+    fn insert(&mut self, memory: &Memory, peers: Box<[Addr]>, reach: Reach) -> WindowId {
         let id = WindowId(self.next);
         self.next += 1;
         let window = Arc::new(Window {
@@ -152,23 +173,36 @@ impl Windows {
             base: memory.addr(),
             bytes: memory.bytes(),
             peers,
-            mapped: Mutex::new(Some(memory.keep_alive())),
+            mapped: Mutex::new(Some((memory.keep_alive(), reach))),
         });
         let position = self
             .by_address
             .partition_point(|other| other.base < window.base);
         self.by_address.insert(position, Arc::clone(&window));
-        lock(&self.endpoint.fabric.flat[self.endpoint.rank.index()]).insert(
-            id,
-            window.base,
-            window.bytes,
-        );
+        self.seat.window_opened(id, window.base, window.bytes);
         self.live.insert(id, window);
         id
     }
 
+    /// Where all ranks' parts begin, once every rank can reach all of them.
+    fn reach(&mut self, memory: &Memory, words: &[u64]) -> Result<(Box<[Addr]>, Reach)> {
+        let reached = self.seat.reach(memory, words);
+        if !self.seat.may_not_reach() {
+            return reached.map_err(|_| self.named(Misuse::UnknownWindow.into(), "register"));
+        }
+        // Reaching is local and may fail on one rank alone.
+        let local = reached.as_ref().map(|_| ()).map_err(|&outcome| outcome);
+        let mine = verdict::encode(&local, [0, 0]);
+        let deadline = self.seat.deadline();
+        self.control
+            .exchange(&*self.seat, Round::Reach, &mine, deadline)
+            .and_then(|all| verdict::decode(&all))
+            .map_err(|error| self.named(error, "register"))?;
+        reached.map_err(|_| self.named(Misuse::UnknownWindow.into(), "register"))
+    }
+
     fn named(&self, error: Error, operation: &'static str) -> Error {
-        self.endpoint.named(error.during(operation))
+        self.seat.named(error.during(operation))
     }
 }
 
@@ -178,21 +212,19 @@ impl SymmetricMemory for Windows {
             let what = "a window cannot be extended: this device maps no bytes twice";
             return Err(Error::unsupported(Unsupported::Operation(what.to_owned())));
         }
-        self.endpoint.check_open()?;
+        self.seat.check_open()?;
         self.device.allocate_symmetric(bytes)
     }
 
     fn register(&mut self, memory: &Memory) -> Result<WindowId> {
-        self.endpoint.check_open()?;
+        self.seat.check_open()?;
         let local = self.check_registrable(memory);
-        let mine = verdict::encode(
-            &local,
-            [memory.bytes() as u64, memory.addr().value() as u64],
-        );
-        let deadline = self.endpoint.deadline();
+        let word = self.seat.word_of(memory).unwrap_or(0);
+        let mine = verdict::encode(&local, [memory.bytes() as u64, word]);
+        let deadline = self.seat.deadline();
         let all = self
             .control
-            .exchange(&self.endpoint, Round::Register, &mine, deadline)
+            .exchange(&*self.seat, Round::Register, &mine, deadline)
             .and_then(|all| verdict::decode(&all))
             .map_err(|error| self.named(error, "register"))?;
         let bytes: Vec<_> = all.iter().map(|[bytes, _]| *bytes).collect();
@@ -200,15 +232,13 @@ impl SymmetricMemory for Windows {
             let (theirs, ours) = (bytes[odd].to_string(), bytes[usual].to_string());
             return Err(self.named(mismatch(odd, Field::Bytes, theirs, ours), "register"));
         }
-        let address = |&[_, base]: &[u64; 2]| {
-            let value = usize::try_from(base).unwrap_or(0);
-            Addr::from_ptr(ptr::with_exposed_provenance_mut::<u8>(value))
-        };
-        Ok(self.insert(memory, all.iter().map(address).collect()))
+        let words: Vec<_> = all.iter().map(|[_, word]| *word).collect();
+        let (peers, reach) = self.reach(memory, &words)?;
+        Ok(self.insert(memory, peers, reach))
     }
 
     fn retire(&mut self, window: WindowId) -> Result<()> {
-        self.endpoint.check_open()?;
+        self.seat.check_open()?;
         let local = if !self.live.contains_key(&window) {
             Err(Outcome::UnknownWindow)
         } else if self.device.refuse(Call::Retire).is_err() {
@@ -217,10 +247,10 @@ impl SymmetricMemory for Windows {
             Ok(())
         };
         let mine = verdict::encode(&local, [window.0, 0]);
-        let deadline = self.endpoint.deadline();
+        let deadline = self.seat.deadline();
         let all = self
             .control
-            .exchange(&self.endpoint, Round::Retire, &mine, deadline)
+            .exchange(&*self.seat, Round::Retire, &mine, deadline)
             .and_then(|all| verdict::decode(&all))
             .map_err(|error| self.named(error, "retire"))?;
         let ordinals: Vec<_> = all.iter().map(|[ordinal, _]| *ordinal).collect();
@@ -228,7 +258,7 @@ impl SymmetricMemory for Windows {
             let (theirs, ours) = (ordinals[odd].to_string(), ordinals[usual].to_string());
             return Err(self.named(mismatch(odd, Field::Window, theirs, ours), "retire"));
         }
-        lock(&self.endpoint.fabric.flat[self.endpoint.rank.index()]).remove(window);
+        self.seat.window_closed(window);
         self.by_address.retain(|other| other.id != window);
         if let Some(window) = self.live.remove(&window) {
             // Dropped after the lock is free: the last owner's hook may run.

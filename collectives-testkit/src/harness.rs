@@ -1,11 +1,13 @@
 //! What a backend author writes to run the kit.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use collectives_core::bootstrap::Bootstrap;
 use collectives_core::communicator::Communicator;
+use collectives_core::env::World;
 use collectives_core::error::Result;
 
 use crate::capability::{Capability, Support};
@@ -37,6 +39,22 @@ pub trait Harness: Send + Sync + 'static {
         Ranks::Threads
     }
 
+    /// The command that starts this many [launched](Ranks::Launched) ranks, to which the kit appends
+    /// the test's own binary and its arguments: `mpirun -n 3`, for example.
+    fn launcher(&self, ranks: usize) -> Vec<OsString> {
+        let _ = ranks;
+        Vec::new()
+    }
+
+    /// This rank's control plane, where ranks are processes.
+    ///
+    /// # Errors
+    ///
+    /// When the ranks cannot meet.
+    fn bootstrap(&self, world: &World, deadline: Duration) -> Result<Arc<dyn Bootstrap>> {
+        world.bootstrap(deadline)
+    }
+
     /// Whether only one world may exist at a time, as on a GPU that the ranks share.
     fn is_exclusive(&self) -> bool {
         false
@@ -52,6 +70,9 @@ pub enum Ranks {
     Threads,
     /// A process, started from the test's own binary; a world per case. On Linux.
     Processes,
+    /// A process that [another launcher](Harness::launcher) starts, mpirun for example, from the
+    /// test's own binary; a world per case. On Linux.
+    Launched,
 }
 
 /// The world a case wants.

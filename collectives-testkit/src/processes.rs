@@ -8,7 +8,7 @@ use collectives_core::error::{Error, ErrorKind, Result};
 
 use crate::capability::Capability;
 use crate::case::{Case, Failure, Outcome};
-use crate::harness::Harness;
+use crate::harness::{Harness, Ranks};
 use crate::launch::{self, Launch};
 use crate::planted::Planted;
 use crate::world::{self, Limits};
@@ -28,11 +28,19 @@ pub(crate) fn dispatch(harness: &Arc<dyn Harness>) {
 }
 
 /// Runs a case on processes of their own.
-pub(crate) fn run(limits: Limits, case: &Case, bug: Option<Planted>) -> Outcome {
-    let launch = Launch::new(BODY, case.ranks)
+pub(crate) fn run(
+    harness: &dyn Harness,
+    limits: Limits,
+    case: &Case,
+    bug: Option<Planted>,
+) -> Outcome {
+    let mut launch = Launch::new(BODY, case.ranks)
         .deadline(limits.case)
         .var(CASE, key(case))
         .var(BUG, bug.map_or("", Planted::name));
+    if harness.ranks() == Ranks::Launched {
+        launch = launch.through(harness.launcher(case.ranks));
+    }
     let report = launch.run()?;
     if report.is_ok() {
         return Ok(());
@@ -66,7 +74,7 @@ fn body(world: &World) -> Result<Vec<u8>> {
         Some(_) => Limits::SHORT,
         None => Limits::PATIENT,
     };
-    let bootstrap = world.bootstrap(limits.call)?;
+    let bootstrap = harness.bootstrap(world, limits.call)?;
     let outcome = world::alone(harness, limits, bootstrap, case, bug);
     outcome.map_err(|Failure(text)| failed(text))?;
     Ok(Vec::new())

@@ -77,8 +77,8 @@ impl Worlds {
     /// Naming each rank that failed, how, and its last operation.
     pub fn run(&self, case: &Case, bug: Option<Planted>) -> Outcome {
         #[cfg(target_os = "linux")]
-        if self.harness.ranks() == crate::harness::Ranks::Processes {
-            return crate::processes::run(self.limits, case, bug);
+        if self.harness.ranks() != crate::harness::Ranks::Threads {
+            return crate::processes::run(&*self.harness, self.limits, case, bug);
         }
         let setup = case.setup(self.limits.call);
         let idle = self.lock().get_mut(&setup).and_then(Vec::pop);

@@ -5,12 +5,22 @@
 //! | launcher | variables |
 //! |---|---|
 //! | torchrun | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`; `LOCAL_WORLD_SIZE` if present |
+//! | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE` |
+//! | Hydra | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` |
+//! | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_LOCALID`; the rest as said below |
 //!
-//! Beside them, whatever the launcher is:
+//! They are asked in this order, so that a launcher which another one started speaks. Hydra is what
+//! starts the ranks of MPICH, Intel MPI and MVAPICH.
+//!
+//! torchrun says where ranks meet. Under Slurm it is the first host of `SLURM_STEP_NODELIST`, at a
+//! port made of the job's and the step's number. Open MPI and Hydra do not say: the ranks meet over MPI
+//! (`MpiBootstrap` of `collectives-mpi`), or as the variables say that every launcher passes on:
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `COLLECTIVES_STORE_PORT` | the port of rank 0's store, in place of the launcher's |
+//! | `COLLECTIVES_STORE_FILE` | a file that all ranks have in common, by which they [meet](crate::file_store) |
+//! | `COLLECTIVES_STORE_HOST` | the host of rank 0's store, in place of the launcher's or of `MASTER_ADDR` |
+//! | `COLLECTIVES_STORE_PORT` | its port, in place of the launcher's or of `MASTER_PORT` |
 //! | `COLLECTIVES_STORE_TOKEN` | what the ranks of one session have in common and those of another have not |
 //! | `COLLECTIVES_STORE_LISTENER` | `stdin`: rank 0's standard input is the listening socket |
 //!
@@ -20,6 +30,11 @@
 //!
 //! A new launcher is a file with a `Launcher` in it, and a line in the list.
 
+mod hydra;
+mod local;
+mod meeting;
+mod open_mpi;
+mod slurm;
 mod store;
 mod torchrun;
 mod vars;
@@ -28,16 +43,22 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
-use store::Store;
+use meeting::Meeting;
 use vars::Vars;
 
 use crate::bootstrap::Bootstrap;
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
+use crate::file_store::FileJoin;
 use crate::rank::Rank;
 use crate::tcp_store::Join;
 
 /// Tried in this order; the first one of which any variable is set speaks.
-const LAUNCHERS: [&Launcher; 1] = [&torchrun::TORCHRUN];
+const LAUNCHERS: [&Launcher; 4] = [
+    &torchrun::TORCHRUN,
+    &open_mpi::OPEN_MPI,
+    &hydra::HYDRA,
+    &slurm::SLURM,
+];
 
 /// One rank's place among all ranks, and where they meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +74,7 @@ pub struct World {
     pub local_world_size: Option<usize>,
     /// The launcher whose variables were found.
     pub launcher: &'static str,
-    store: Store,
+    meeting: Meeting,
 }
 
 /// One way of starting ranks.
@@ -61,6 +82,8 @@ struct Launcher {
     name: &'static str,
     /// Any of them says that this launcher was at work.
     marks: &'static [&'static str],
+    /// What else it reads, for errors.
+    beside: &'static [&'static str],
     read: fn(&mut Vars) -> Option<World>,
 }
 
@@ -88,7 +111,7 @@ impl World {
         let mut vars = Vars::new(vars);
         let Some(launcher) = LAUNCHERS.iter().find(|launcher| launcher.is_at_work(&vars)) else {
             let looked = LAUNCHERS
-                .map(|launcher| format!("{} for {}", launcher.marks.join(", "), launcher.name));
+                .map(|launcher| format!("{} for {}", launcher.looked_for(), launcher.name));
             let looked = looked.join("; ");
             return Err(Error::config(format!(
                 "no launcher started this process: none of its variables is set (looked for {looked})"
@@ -101,21 +124,34 @@ impl World {
                 "the environment of {}: {} (looked for {})",
                 launcher.name,
                 faults.unwrap_or_else(|| "incomplete".to_owned()),
-                launcher.marks.join(", "),
+                launcher.looked_for(),
             ))),
         }
     }
 
-    /// This rank's end of the control plane, over [TCP](crate::tcp_store).
+    /// This rank's end of the control plane, over [TCP](crate::tcp_store), or by a
+    /// [file](crate::file_store) where one is given.
     ///
-    /// It waits for rank 0's store until the deadline, and for no other rank.
+    /// Over TCP it waits for rank 0's store until the deadline, and for no other rank.
     ///
     /// # Errors
     ///
-    /// Those of [`Join::join`]; [`ErrorKind::System`](crate::error::ErrorKind::System) when
-    /// standard input should be the listener and is none.
+    /// Those of [`Join::join`] and [`FileJoin::join`];
+    /// [`ErrorKind::Config`](crate::error::ErrorKind::Config) when nobody says where the ranks meet;
+    /// [`ErrorKind::System`](crate::error::ErrorKind::System) when standard input should be the
+    /// listener and is none.
     pub fn bootstrap(&self, deadline: Duration) -> Result<Arc<dyn Bootstrap>> {
+        if let Meeting::File(path) = &self.meeting {
+            let join = FileJoin::new(path, self.rank, self.world_size);
+            return join.deadline(deadline).join();
+        }
         Ok(Arc::new(self.place()?.deadline(deadline).join()?))
+    }
+
+    /// Whether it is known where the ranks meet, so that [`World::bootstrap`] can work.
+    #[must_use]
+    pub fn knows_where_to_meet(&self) -> bool {
+        !matches!(self.meeting, Meeting::Unsaid)
     }
 
     /// The place that [`World::bootstrap`] takes, for who wants to set more than its deadline.
@@ -123,9 +159,17 @@ impl World {
     /// # Errors
     ///
     /// [`ErrorKind::System`](crate::error::ErrorKind::System) when standard input should be the
-    /// listener and is none.
+    /// listener and is none; [`ErrorKind::Config`](crate::error::ErrorKind::Config) when nobody says
+    /// where the ranks meet.
     pub fn place(&self) -> Result<Join> {
-        let store = &self.store;
+        let store = match &self.meeting {
+            Meeting::Tcp(store) => store,
+            Meeting::File(path) => {
+                let text = format!("the ranks meet at the file {}", path.display());
+                return Err(Misuse::Other(text).into());
+            }
+            Meeting::Unsaid => return Err(meeting::unsaid(self.launcher)),
+        };
         let join = Join::new(self.rank, self.world_size, store.host.clone(), store.port);
         let join = join.token(store.token.clone());
         if store.inherited && self.rank == Rank(0) {
@@ -136,6 +180,11 @@ impl World {
 }
 
 impl Launcher {
+    fn looked_for(&self) -> String {
+        let all = self.marks.iter().chain(self.beside);
+        all.copied().collect::<Vec<_>>().join(", ")
+    }
+
     fn is_at_work(&self, vars: &Vars) -> bool {
         self.marks.iter().any(|name| vars.has(name))
     }

@@ -5,6 +5,8 @@ use std::time::Duration;
 use rstest::rstest;
 
 use super::World;
+use super::meeting::Meeting;
+use super::store::Store;
 use crate::error::{ErrorKind, Result};
 use crate::rank::Rank;
 
@@ -25,6 +27,13 @@ fn with(changes: &[(&str, &str)]) -> Result<World> {
     World::from_vars(vars)
 }
 
+fn store_of(world: &World) -> &Store {
+    match &world.meeting {
+        Meeting::Tcp(store) => store,
+        other => panic!("{other:?}"),
+    }
+}
+
 fn text(result: Result<World>) -> String {
     let error = result.unwrap_err();
     match error.kind() {
@@ -39,10 +48,8 @@ fn torchrun_is_understood() {
     assert_eq!((world.rank, world.world_size), (Rank(5), 8));
     assert_eq!((world.local_rank, world.local_world_size), (1, Some(4)));
     assert_eq!(world.launcher, "torchrun");
-    assert_eq!(
-        (world.store.host.as_str(), world.store.port),
-        ("node-0", 29500)
-    );
+    let store = store_of(&world);
+    assert_eq!((store.host.as_str(), store.port), ("node-0", 29500));
     let world = with(&[("LOCAL_WORLD_SIZE", "-"), ("RANK", " 7 ")]).unwrap();
     assert_eq!((world.rank, world.local_world_size), (Rank(7), None));
 }
@@ -57,9 +64,104 @@ fn without_any_variable_the_error_says_what_was_looked_for() {
         "LOCAL_RANK",
         "MASTER_ADDR",
         "MASTER_PORT",
+        "OMPI_COMM_WORLD_RANK",
+        "PMI_RANK",
+        "MPI_LOCALRANKID",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
     ] {
         assert!(text.contains(name), "{name}: {text}");
     }
+}
+
+const OPEN_MPI: [(&str, &str); 4] = [
+    ("OMPI_COMM_WORLD_RANK", "3"),
+    ("OMPI_COMM_WORLD_SIZE", "4"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+];
+const HYDRA: [(&str, &str); 4] = [
+    ("PMI_RANK", "3"),
+    ("PMI_SIZE", "4"),
+    ("MPI_LOCALRANKID", "1"),
+    ("MPI_LOCALNRANKS", "2"),
+];
+const SLURM: [(&str, &str); 7] = [
+    ("SLURM_PROCID", "3"),
+    ("SLURM_STEP_NUM_TASKS", "4"),
+    ("SLURM_LOCALID", "1"),
+    ("SLURM_STEP_NODELIST", "gpu[07-08]"),
+    ("SLURM_JOB_ID", "1234567"),
+    ("SLURM_STEP_ID", "2"),
+    ("SLURM_NTASKS", "4"),
+];
+
+#[rstest]
+#[case(&OPEN_MPI, "Open MPI", Some(2))]
+#[case(&HYDRA, "Hydra", Some(2))]
+#[case(&SLURM, "Slurm", None)]
+fn other_launchers_are_understood(
+    #[case] vars: &[(&str, &str)],
+    #[case] launcher: &str,
+    #[case] local_size: Option<usize>,
+) {
+    let world = World::from_vars(vars.iter().copied()).unwrap();
+    assert_eq!((world.rank, world.world_size), (Rank(3), 4));
+    assert_eq!((world.local_rank, world.local_world_size), (1, local_size));
+    assert_eq!(world.launcher, launcher);
+}
+
+#[test]
+fn the_launcher_inside_another_speaks() {
+    let inside = |inner: &[(&str, &str)], outer: &[(&str, &str)]| {
+        let world = World::from_vars(inner.iter().chain(outer).copied()).unwrap();
+        world.launcher
+    };
+    assert_eq!(inside(&TORCHRUN, &SLURM), "torchrun");
+    assert_eq!(inside(&TORCHRUN, &OPEN_MPI), "torchrun");
+    assert_eq!(inside(&OPEN_MPI, &SLURM), "Open MPI");
+    assert_eq!(inside(&HYDRA, &SLURM), "Hydra");
+    // srun with PMI sets these too.
+    assert_eq!(inside(&SLURM, &HYDRA[..2]), "Slurm");
+}
+
+#[test]
+fn slurm_says_where_to_meet_and_users_may_say_otherwise() {
+    let world = |more: &[(&str, &str)]| World::from_vars(SLURM.iter().chain(more).copied());
+    let store = |more: &[(&str, &str)]| store_of(&world(more).unwrap()).clone();
+    let plain = store(&[]);
+    assert_eq!(plain.host, "gpu07");
+    assert_eq!(
+        plain.port,
+        16_384 + u16::try_from(1_234_569 % 16_000).unwrap()
+    );
+    assert_eq!(plain.token, "slurm 1234567.2");
+    let other = store(&[("COLLECTIVES_STORE_HOST", "ib0"), ("MASTER_PORT", "7000")]);
+    assert_eq!((other.host.as_str(), other.port), ("ib0", 7000));
+}
+
+#[test]
+fn mpi_launchers_need_to_be_told_where_to_meet() {
+    let world = |more: &[(&str, &str)]| World::from_vars(OPEN_MPI.iter().chain(more).copied());
+    let unsaid = world(&[]).unwrap();
+    assert!(!unsaid.knows_where_to_meet());
+    let error = unsaid.bootstrap(Duration::from_secs(1)).unwrap_err();
+    for part in ["Open MPI", "COLLECTIVES_STORE_FILE", "MASTER_ADDR"] {
+        assert!(error.to_string().contains(part), "{part}: {error}");
+    }
+    let told = world(&[("MASTER_ADDR", "node-0"), ("MASTER_PORT", "29500")]).unwrap();
+    assert!(told.knows_where_to_meet());
+    assert_eq!(store_of(&told).host, "node-0");
+    let file = world(&[("COLLECTIVES_STORE_FILE", "/shared/rendezvous")]).unwrap();
+    assert_eq!(file.meeting, Meeting::File("/shared/rendezvous".into()));
+    assert!(text(world(&[("MASTER_ADDR", "node-0")])).contains("no port"));
+    assert!(text(world(&[("COLLECTIVES_STORE_PORT", "1")])).contains("no host"));
+}
+
+#[test]
+fn a_file_comes_before_what_torchrun_says() {
+    let world = with(&[("COLLECTIVES_STORE_FILE", "f"), ("MASTER_ADDR", "-")]).unwrap();
+    assert_eq!(world.meeting, Meeting::File("f".into()));
 }
 
 #[test]
@@ -75,7 +177,7 @@ fn everything_that_is_wrong_is_said_at_once() {
         "WORLD_SIZE is not set",
         "MASTER_PORT=123456 is not a port",
         "MASTER_ADDR is empty",
-        "looked for RANK, WORLD_SIZE",
+        "looked for RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -126,10 +228,8 @@ fn the_store_is_beside_the_agent(
     #[case] token: &str,
 ) {
     let world = with(changes).unwrap();
-    assert_eq!(
-        (world.store.port, world.store.token.as_str()),
-        (port, token)
-    );
+    let store = store_of(&world);
+    assert_eq!((store.port, store.token.as_str()), (port, token));
 }
 
 #[test]

@@ -1,18 +1,15 @@
 //! torchrun, and everything that sets the same variables.
 
+use super::meeting::Meeting;
+use super::store::Store;
 use super::vars::Vars;
-use super::{Launcher, Store, World};
+use super::{Launcher, World, local};
 use crate::rank::Rank;
 
 pub(super) const TORCHRUN: Launcher = Launcher {
     name: "torchrun",
-    marks: &[
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    ],
+    marks: &["RANK", "WORLD_SIZE", "LOCAL_RANK"],
+    beside: &["MASTER_ADDR", "MASTER_PORT"],
     read,
 };
 
@@ -21,6 +18,24 @@ fn read(vars: &mut Vars) -> Option<World> {
     let world_size = vars.require("WORLD_SIZE", "a number of ranks");
     let local_rank = vars.require("LOCAL_RANK", "a rank");
     let local_world_size = vars.optional("LOCAL_WORLD_SIZE", "a number of ranks");
+    let meeting = meeting(vars);
+    let world = World {
+        rank: Rank(rank?),
+        world_size: world_size?,
+        local_rank: local_rank?,
+        local_world_size,
+        launcher: TORCHRUN.name,
+        meeting: meeting?,
+    };
+    let names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
+    local::check(&world, names, vars);
+    Some(world)
+}
+
+fn meeting(vars: &mut Vars) -> Option<Meeting> {
+    if let Some(file) = Meeting::file(vars) {
+        return Some(file);
+    }
     let host: Option<String> = vars.require("MASTER_ADDR", "a host");
     if host.as_deref() == Some("") {
         vars.fault("MASTER_ADDR is empty".to_owned());
@@ -28,17 +43,7 @@ fn read(vars: &mut Vars) -> Option<World> {
     let port = vars.require("MASTER_PORT", "a port");
     let port = beside_agent(vars, port);
     let run = vars.optional("TORCHELASTIC_RUN_ID", "a token");
-    let store = Store::read(vars, host, port, run);
-    let world = World {
-        rank: Rank(rank?),
-        world_size: world_size?,
-        local_rank: local_rank?,
-        local_world_size,
-        launcher: TORCHRUN.name,
-        store: store?,
-    };
-    check(&world, vars);
-    Some(world)
+    Store::read(vars, host, port, run).map(Meeting::Tcp)
 }
 
 /// Not the port that torchrun's agent has taken for itself.
@@ -48,31 +53,5 @@ fn beside_agent(vars: &mut Vars, master: Option<u16>) -> Option<u16> {
     match master {
         Some(port) if taken => Some(port.checked_add(1).unwrap_or(port - 1)),
         port => port,
-    }
-}
-
-fn check(world: &World, vars: &mut Vars) {
-    let (rank, world_size) = (world.rank, world.world_size);
-    if rank.index() >= world_size {
-        vars.fault(format!("RANK={rank} is outside WORLD_SIZE={world_size}"));
-    }
-    let (local, local_size) = (world.local_rank, world.local_world_size);
-    match local_size {
-        Some(size) if local >= size => {
-            vars.fault(format!(
-                "LOCAL_RANK={local} is outside LOCAL_WORLD_SIZE={size}"
-            ));
-        }
-        Some(size) if size > world_size => {
-            vars.fault(format!(
-                "LOCAL_WORLD_SIZE={size} exceeds WORLD_SIZE={world_size}"
-            ));
-        }
-        None if local >= world_size => {
-            vars.fault(format!(
-                "LOCAL_RANK={local} is outside WORLD_SIZE={world_size}"
-            ));
-        }
-        _ => {}
     }
 }

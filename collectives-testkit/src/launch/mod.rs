@@ -26,10 +26,12 @@
 //!
 //! Nothing is left behind. A rank dies with its parent, ends itself with code 124 when its deadline
 //! passes, and is killed by the parent, by its own handle, when even that does not help. Every rank
-//! is waited for. Results come over an abstract socket, which has no name in any file system.
+//! is waited for. [Other launchers](Launch::through) start ranks as well: those die with it, and it with
+//! the parent, where the system has `setpriv`. Results come over an abstract socket, which has no name in any file system.
 
 mod channel;
 mod child;
+mod foreign;
 mod output;
 mod parent;
 mod report;
@@ -67,6 +69,7 @@ pub struct Launch {
     args: Vec<OsString>,
     vars: Vec<(OsString, OsString)>,
     echo: bool,
+    through: Vec<OsString>,
 }
 
 impl Launch {
@@ -80,6 +83,7 @@ impl Launch {
             args: Vec::new(),
             vars: Vec::new(),
             echo: false,
+            through: Vec::new(),
         }
     }
 
@@ -114,6 +118,18 @@ impl Launch {
         self
     }
 
+    /// Starts the ranks by this command, mpirun and its arguments for example, to which the test's
+    /// binary and its arguments are appended. It says how many ranks there are and who is who, in
+    /// variables that [`World::from_env`](collectives_core::env::World::from_env) knows; where they
+    /// meet is the body's business.
+    ///
+    /// How a single rank ended only the launcher knows: a rank without a result is reported with the
+    /// launcher's exit.
+    pub fn through(mut self, command: Vec<OsString>) -> Self {
+        self.through = command;
+        self
+    }
+
     /// Starts the ranks and waits for all of them. The thread must be one that stays, since to the
     /// system it is the parent.
     ///
@@ -130,6 +146,7 @@ impl Launch {
 mod variables {
     pub(super) const BODY: &str = "COLLECTIVES_LAUNCH_BODY";
     pub(super) const SOCKET: &str = "COLLECTIVES_LAUNCH_SOCKET";
+    /// The parent's process, where ranks are its children.
     pub(super) const PARENT: &str = "COLLECTIVES_LAUNCH_PARENT";
     pub(super) const TOKEN: &str = "COLLECTIVES_STORE_TOKEN";
     pub(super) const DEADLINE: &str = "COLLECTIVES_LAUNCH_DEADLINE_MS";

@@ -1,6 +1,7 @@
 //! The parent's side: starts the ranks, watches them, and ends them by their own handles only.
 
 use std::collections::hash_map::RandomState;
+use std::ffi::OsString;
 use std::hash::BuildHasher;
 use std::io;
 use std::net::TcpListener;
@@ -17,7 +18,7 @@ use collectives_core::rank::Rank;
 use super::channel::{self, News};
 use super::output::{Output, Stream};
 use super::report::{Exit, RankReport, Report};
-use super::{Launch, variables};
+use super::{Launch, foreign, variables};
 
 /// What a rank gets to end itself after its deadline, before the parent does it.
 const MERCY: Duration = Duration::from_millis(500);
@@ -77,6 +78,10 @@ fn start(launch: &Launch) -> io::Result<World> {
         news: Arc::new(Mutex::new(vec![Heard::default(); launch.world_size])),
         token: token.clone().into_bytes(),
     };
+    if !launch.through.is_empty() {
+        world.start_through(launch, &socket)?;
+        return Ok(world);
+    }
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let port = listener.local_addr()?.port().to_string();
     let mut listener = Some(listener);
@@ -85,8 +90,7 @@ fn start(launch: &Launch) -> io::Result<World> {
     for rank in 0..launch.world_size {
         let mut command = Command::new(&executable);
         for foreign in std::env::vars_os().map(|(name, _)| name) {
-            let bytes = foreign.as_encoded_bytes();
-            if bytes.starts_with(b"TORCHELASTIC_") || bytes.starts_with(b"COLLECTIVES_STORE_") {
+            if foreign::is_of_launcher(&foreign) {
                 command.env_remove(foreign);
             }
         }
@@ -113,27 +117,63 @@ fn start(launch: &Launch) -> io::Result<World> {
             )
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut child = command.spawn()?;
-        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-        world.ranks.push(Process {
-            child,
-            killed: false,
-            exit: None,
-        });
-        let (rank, echo) = (Rank::new(rank), launch.echo);
-        if let Some(from) = stdout {
-            let reader = world.output.collect(rank, Stream::Stdout, from, echo)?;
-            world.readers.push(reader);
-        }
-        if let Some(from) = stderr {
-            let reader = world.output.collect(rank, Stream::Stderr, from, echo)?;
-            world.readers.push(reader);
-        }
+        world.adopt(command.spawn()?, Rank::new(rank), launch.echo)?;
     }
     Ok(world)
 }
 
 impl World {
+    /// Watches a process, and reads what it prints.
+    fn adopt(&mut self, mut child: Child, rank: Rank, echo: bool) -> io::Result<()> {
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        self.ranks.push(Process {
+            child,
+            killed: false,
+            exit: None,
+        });
+        if let Some(from) = stdout {
+            let reader = self.output.collect(rank, Stream::Stdout, from, echo)?;
+            self.readers.push(reader);
+        }
+        if let Some(from) = stderr {
+            let reader = self.output.collect(rank, Stream::Stderr, from, echo)?;
+            self.readers.push(reader);
+        }
+        Ok(())
+    }
+
+    /// Starts another launcher, which starts the ranks. What they print comes from it.
+    fn start_through(&mut self, launch: &Launch, socket: &str) -> io::Result<()> {
+        // A launcher that outlived its parent would keep its ranks.
+        let mut words: Vec<OsString> = Vec::new();
+        if std::path::Path::new("/usr/bin/setpriv").exists() {
+            words.extend(["/usr/bin/setpriv", "--pdeathsig", "TERM"].map(OsString::from));
+        }
+        words.extend(launch.through.iter().cloned());
+        words.push(std::env::current_exe()?.into());
+        words.extend(launch.args.iter().cloned());
+        let mut command = Command::new(&words[0]);
+        for foreign in std::env::vars_os().map(|(name, _)| name) {
+            if foreign::is_of_launcher(&foreign) {
+                command.env_remove(foreign);
+            }
+        }
+        command
+            .args(&words[1..])
+            .envs(launch.vars.iter().map(|(name, value)| (name, value)))
+            .env(
+                variables::TOKEN,
+                String::from_utf8_lossy(&self.token).as_ref(),
+            )
+            .env(variables::BODY, &launch.body)
+            .env(variables::SOCKET, socket)
+            .env(variables::DEADLINE, launch.deadline.as_millis().to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        self.adopt(command.spawn()?, Rank(0), launch.echo)
+    }
+
     fn supervise(mut self, launch: &Launch) -> Report {
         let begun = Instant::now();
         let mut failed: Option<Instant> = None;
@@ -154,33 +194,35 @@ impl World {
             }
             thread::sleep(LOOK);
         }
-        self.report()
+        self.report(launch)
     }
 
     /// Everybody has ended: the last words, and then the report.
-    fn report(mut self) -> Report {
+    fn report(mut self, launch: &Launch) -> Report {
         self.listen();
         let ended = Instant::now();
         while !self.readers.iter().all(JoinHandle::is_finished) && ended.elapsed() < LAST_WORDS {
             thread::sleep(LOOK);
         }
         let news = std::mem::take(&mut *self.news.lock().unwrap_or_else(PoisonError::into_inner));
-        let report = |(index, (process, heard)): (usize, (&Process, Heard))| RankReport {
-            rank: Rank::new(index),
-            pid: process.child.id(),
-            exit: process.exit.unwrap_or(Exit::Killed),
-            result: heard.result,
-            error: heard.error,
-            panics: heard.panics,
+        let is_launched = !launch.through.is_empty();
+        let all_done = news.iter().all(|heard| heard.result.is_some());
+        let report = |(index, heard): (usize, Heard)| {
+            let process = &self.ranks[if is_launched { 0 } else { index }];
+            let exit = process.exit.unwrap_or(Exit::Killed);
+            // A launcher's exit is that of the rank that failed, or of the end they all had.
+            let is_well = is_launched && !all_done && heard.result.is_some();
+            RankReport {
+                rank: Rank::new(index),
+                pid: process.child.id(),
+                exit: if is_well { Exit::Code(0) } else { exit },
+                result: heard.result,
+                error: heard.error,
+                panics: heard.panics,
+            }
         };
         Report {
-            ranks: self
-                .ranks
-                .iter()
-                .zip(news)
-                .enumerate()
-                .map(report)
-                .collect(),
+            ranks: news.into_iter().enumerate().map(report).collect(),
             output: self.output.take(),
         }
     }

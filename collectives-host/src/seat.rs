@@ -1,0 +1,107 @@
+//! One rank's end of a communicator, as its windows and its control plane see it.
+
+use std::any::Any;
+use std::fmt::{self, Debug};
+use std::ptr;
+use std::time::Duration;
+
+use collectives_core::addr::{Addr, WindowId};
+use collectives_core::bootstrap::Bootstrap;
+use collectives_core::error::{Error, Result};
+use collectives_core::memory::Memory;
+
+use crate::endpoint::Endpoint;
+use crate::fabric::lock;
+use crate::verdict::Outcome;
+
+/// What windows and control rounds need of a rank's end, whether ranks share an address space or
+/// not.
+pub(crate) trait Seat: Debug + Send + Sync {
+    /// Checks that the communicator is neither closed nor broken.
+    fn check_open(&self) -> Result<()>;
+
+    /// How long ranks wait for each other.
+    fn deadline(&self) -> Duration;
+
+    /// The error with this rank and backend.
+    fn named(&self, error: Error) -> Error;
+
+    /// The control plane.
+    fn bootstrap(&self) -> &dyn Bootstrap;
+
+    /// What peers need to know to find this memory, if they can at all.
+    fn word_of(&self, memory: &Memory) -> Option<u64>;
+
+    /// Where all ranks' parts begin, given the word of each; the value that is returned keeps them
+    /// there.
+    fn reach(&self, memory: &Memory, words: &[u64]) -> Result<(Box<[Addr]>, Reach), Outcome>;
+
+    /// Whether [`Seat::reach`] may fail on one rank alone.
+    fn may_not_reach(&self) -> bool;
+
+    /// A window is there.
+    fn window_opened(&self, _window: WindowId, _base: Addr, _bytes: usize) {}
+
+    /// A window is gone.
+    fn window_closed(&self, _window: WindowId) {}
+}
+
+/// Keeps the parts of other ranks mapped.
+pub(crate) struct Reach(
+    #[expect(dead_code, reason = "it is only dropped")] Box<dyn Any + Send + Sync>,
+);
+
+impl Reach {
+    pub(crate) fn new(mappings: impl Any + Send + Sync) -> Self {
+        Self(Box::new(mappings))
+    }
+}
+
+impl Debug for Reach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reach")
+    }
+}
+
+/// Ranks that are threads: an address is the same everywhere.
+impl Seat for Endpoint {
+    fn check_open(&self) -> Result<()> {
+        self.check_open()
+    }
+
+    fn deadline(&self) -> Duration {
+        self.deadline()
+    }
+
+    fn named(&self, error: Error) -> Error {
+        self.named(error)
+    }
+
+    fn bootstrap(&self) -> &dyn Bootstrap {
+        &*self.bootstrap
+    }
+
+    fn word_of(&self, memory: &Memory) -> Option<u64> {
+        Some(memory.addr().value() as u64)
+    }
+
+    fn reach(&self, _memory: &Memory, words: &[u64]) -> Result<(Box<[Addr]>, Reach), Outcome> {
+        let address = |&word: &u64| {
+            let value = usize::try_from(word).unwrap_or(0);
+            Addr::from_ptr(ptr::with_exposed_provenance_mut::<u8>(value))
+        };
+        Ok((words.iter().map(address).collect(), Reach::new(())))
+    }
+
+    fn may_not_reach(&self) -> bool {
+        false
+    }
+
+    fn window_opened(&self, window: WindowId, base: Addr, bytes: usize) {
+        lock(&self.fabric.flat[self.rank.index()]).insert(window, base, bytes);
+    }
+
+    fn window_closed(&self, window: WindowId) {
+        lock(&self.fabric.flat[self.rank.index()]).remove(window);
+    }
+}

@@ -1,0 +1,43 @@
+//! Says which package is missing where there is no MPI, before a dependency fails without saying so.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Command;
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-env-changed=MPICC");
+    println!("cargo:rerun-if-env-changed=PATH");
+    if env::var_os("CARGO_FEATURE_SYSTEM_MPI").is_none() {
+        return;
+    }
+    let compiler = env::var_os("MPICC").unwrap_or_else(|| OsString::from("mpicc"));
+    if is_in_path(&compiler) || knows_pkg_config() {
+        return;
+    }
+    let compiler = compiler.to_string_lossy();
+    println!(
+        "cargo::error=the feature `system-mpi` needs an MPI and found neither `{compiler}` nor an \
+         `ompi` or `mpich` of pkg-config. On Debian and Ubuntu: `apt-get install libopenmpi-dev \
+         openmpi-bin libclang-dev`, or `libmpich-dev mpich libclang-dev` and `MPICC=mpicc.mpich`"
+    );
+}
+
+fn is_in_path(program: &OsString) -> bool {
+    let program = PathBuf::from(program);
+    if program.components().count() > 1 {
+        return program.exists();
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).any(|folder| folder.join(&program).exists())
+}
+
+fn knows_pkg_config() -> bool {
+    ["ompi", "mpich"].iter().any(|library| {
+        let found = Command::new("pkg-config")
+            .args(["--exists", library])
+            .status();
+        found.is_ok_and(|status| status.success())
+    })
+}

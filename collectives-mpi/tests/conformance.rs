@@ -1,0 +1,16 @@
+//! The kit on MPI ranks.
+
+#[cfg(feature = "system-mpi")]
+#[expect(unreachable_pub, reason = "shared by test targets")]
+mod kit;
+
+#[cfg(feature = "system-mpi")]
+collectives_testkit::conformance_main!(kit::Mpi { checked: false });
+
+#[cfg(not(feature = "system-mpi"))]
+fn main() {
+    match collectives_mpi::availability() {
+        Ok(()) => unreachable!("the feature is off"),
+        Err(error) => println!("skipped: {error}"),
+    }
+}
