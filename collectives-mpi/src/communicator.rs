@@ -14,6 +14,7 @@ pub use crate::transport::MpiTransport;
 /// ```no_run
 /// use std::time::Duration;
 ///
+/// use collectives_core::buffer::Buffer;
 /// use collectives_core::collectives::Collectives;
 /// use collectives_core::error::Result;
 /// use collectives_core::reduce::ReduceOp;
@@ -27,8 +28,10 @@ pub use crate::transport::MpiTransport;
 ///     let device = HostDevice::new(DeviceModel::new().with_shared_memory(true))?;
 ///     let communicator = MpiCommunicator::connect(bootstrap, device)?;
 ///     let mut collectives = Collectives::without_scratch(communicator);
-///     let mut gradient = vec![1.0_f32; 1000];
-///     collectives.all_reduce_slice(&mut gradient, ReduceOp::Average)?;
+///     let device = collectives.device().clone();
+///     let stream = device.create_stream()?;
+///     let mut gradient = Buffer::from_slice(&device, &[1.0_f32; 1000], &stream)?;
+///     collectives.all_reduce(&mut gradient, ReduceOp::Average, &stream)?;
 ///     let _deferred = collectives.close()?;
 ///     Ok(())
 /// }

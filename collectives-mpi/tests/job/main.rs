@@ -1,0 +1,20 @@
+//! A whole MPI job: how it ends when a rank does not, what it refuses, and what only MPI has.
+
+#[cfg(feature = "system-mpi")]
+mod bodies;
+#[cfg(feature = "system-mpi")]
+mod cases;
+
+#[cfg(feature = "system-mpi")]
+fn main() -> std::process::ExitCode {
+    collectives_testkit::launch::dispatch(&bodies::BODIES);
+    cases::run()
+}
+
+#[cfg(not(feature = "system-mpi"))]
+fn main() {
+    match collectives_mpi::availability() {
+        Ok(()) => unreachable!("the feature is off"),
+        Err(error) => println!("skipped: {error}"),
+    }
+}
