@@ -31,6 +31,7 @@ pub mod model;
 mod node;
 mod post;
 mod presence;
+pub mod process;
 mod progress;
 mod queue;
 mod reaper;

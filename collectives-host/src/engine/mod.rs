@@ -27,5 +27,6 @@ mod transport;
 
 pub use communicator::{Engine, Liveness};
 pub use health::Health;
+pub(crate) use neighbours::Mapping;
 pub use neighbours::Neighbours;
 pub use transport::{Ranks, Transport};

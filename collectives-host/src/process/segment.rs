@@ -1,0 +1,171 @@
+//! The memory that the ranks of one communicator share: words and blocks, all zeroes at first.
+
+use std::fmt;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crossbeam_utils::CachePadded;
+
+use crate::engine::Mapping;
+
+/// What a rank says of an operation, and payload that fits beside it.
+pub(super) const BOARD: usize = 64 << 10;
+/// Operands in transit, one step of an operation.
+pub(super) const STAGE: usize = 256 << 10;
+/// A message in transit.
+pub(super) const PACKET: usize = 32 << 10;
+
+/// What all ranks share.
+#[repr(C)]
+pub(super) struct Head {
+    /// Changes when somebody who may sleep should look again.
+    pub(super) bell: CachePadded<AtomicU32>,
+    pub(super) sleepers: CachePadded<AtomicU32>,
+    /// The last operation that somebody gave up on, or tried to.
+    pub(super) judged: CachePadded<AtomicU64>,
+    /// The last operation on which that is settled, and how long was waited.
+    pub(super) settled: AtomicU64,
+    pub(super) waited: AtomicU64,
+}
+
+/// One rank's words.
+#[repr(C)]
+pub(super) struct Berth {
+    /// Twice the number of the operation this was last decided for, plus one if the rank did not
+    /// arrive in it.
+    pub(super) word: CachePadded<AtomicU64>,
+    /// The last operation this rank has left.
+    pub(super) left: CachePadded<AtomicU64>,
+    /// Steps of operations this rank has come to.
+    pub(super) step: CachePadded<AtomicU64>,
+    /// Whether the rank shut the communicator down.
+    pub(super) gone: CachePadded<AtomicU32>,
+}
+
+/// Messages from one rank to another.
+#[repr(C)]
+pub(super) struct Channel {
+    /// Eight times the number of the letter, plus who has come to it.
+    pub(super) state: CachePadded<AtomicU64>,
+    /// How many have left it.
+    pub(super) left: AtomicU32,
+    /// What sender and receiver say of it: elements, bytes, element type.
+    pub(super) says: [[AtomicU64; 3]; 2],
+    /// Packets so far.
+    pub(super) written: CachePadded<AtomicU64>,
+    pub(super) read: CachePadded<AtomicU64>,
+}
+
+/// One rank's view of the segment.
+pub(super) struct Segment {
+    mapping: Mapping,
+    ranks: usize,
+}
+
+const PAGE: usize = 4096;
+
+/// Where things begin; each begins at a page.
+struct Layout {
+    berths: usize,
+    channels: usize,
+    boards: usize,
+    stages: usize,
+    packets: usize,
+    bytes: usize,
+}
+
+impl Layout {
+    fn of(ranks: usize) -> Self {
+        let pages = |bytes: usize| bytes.next_multiple_of(PAGE);
+        let berths = pages(size_of::<Head>());
+        let channels = berths + pages(ranks * size_of::<Berth>());
+        let boards = channels + pages(ranks * ranks * size_of::<Channel>());
+        let stages = boards + ranks * 2 * BOARD;
+        let packets = stages + ranks * 2 * STAGE;
+        Self {
+            berths,
+            channels,
+            boards,
+            stages,
+            packets,
+            bytes: packets + ranks * ranks * 2 * PACKET,
+        }
+    }
+}
+
+impl Segment {
+    /// Bytes of a segment of this many ranks. Pages that nobody writes cost nothing.
+    pub(super) fn bytes(ranks: usize) -> usize {
+        Layout::of(ranks).bytes
+    }
+
+    pub(super) fn create(file: impl AsFd, ranks: usize) -> io::Result<Self> {
+        Ok(Self::at(Mapping::new(file, Self::bytes(ranks))?, ranks))
+    }
+
+    pub(super) fn at(mapping: Mapping, ranks: usize) -> Self {
+        Self { mapping, ranks }
+    }
+
+    pub(super) fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    fn place(&self, offset: usize) -> *mut u8 {
+        self.mapping.start().offset(offset).as_ptr()
+    }
+
+    /// # Safety
+    ///
+    /// A `T` begins there, of atomics alone.
+    unsafe fn words<T>(&self, offset: usize) -> &T {
+        // SAFETY: By the caller; zeroes are a value of it, and everybody uses it as one.
+        unsafe { &*self.place(offset).cast::<T>() }
+    }
+
+    pub(super) fn head(&self) -> &Head {
+        // SAFETY: The segment begins with it.
+        unsafe { self.words(0) }
+    }
+
+    pub(super) fn berth(&self, rank: usize) -> &Berth {
+        let at = Layout::of(self.ranks).berths + rank * size_of::<Berth>();
+        debug_assert!(rank < self.ranks);
+        // SAFETY: There is one for each rank.
+        unsafe { self.words(at) }
+    }
+
+    pub(super) fn channel(&self, from: usize, to: usize) -> &Channel {
+        let index = from * self.ranks + to;
+        let at = Layout::of(self.ranks).channels + index * size_of::<Channel>();
+        // SAFETY: There is one for each pair.
+        unsafe { self.words(at) }
+    }
+
+    /// One of a rank's two boards, of [`BOARD`] bytes.
+    pub(super) fn board(&self, rank: usize, parity: u64) -> *mut u8 {
+        let index = rank * 2 + usize::from(parity & 1 == 1);
+        self.place(Layout::of(self.ranks).boards + index * BOARD)
+    }
+
+    /// One of a rank's two stages, of [`STAGE`] bytes.
+    pub(super) fn stage(&self, rank: usize, parity: u64) -> *mut u8 {
+        let index = rank * 2 + usize::from(parity & 1 == 1);
+        self.place(Layout::of(self.ranks).stages + index * STAGE)
+    }
+
+    /// One of a channel's two packets, of [`PACKET`] bytes.
+    pub(super) fn packet(&self, from: usize, to: usize, parity: u64) -> *mut u8 {
+        let index = (from * self.ranks + to) * 2 + usize::from(parity & 1 == 1);
+        self.place(Layout::of(self.ranks).packets + index * PACKET)
+    }
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segment")
+            .field("ranks", &self.ranks)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,357 @@
+//! Operations whose operands are private: they go through the ranks' stages, step by step.
+//!
+//! In a step every rank writes its stage, all meet, and every rank reads the others'. A rank has two
+//! stages and alternates, so that one meeting a step is enough: who writes a stage again has met
+//! everybody who read it.
+
+use std::ptr;
+
+use collectives_core::collective::{Collective, Counts, Op};
+use collectives_core::error::Result;
+use collectives_core::rank::Rank;
+use collectives_core::reduce::ReduceOp;
+
+use super::board::Boards;
+use super::letters::Letters;
+use super::meeting;
+use super::segment::STAGE;
+use super::transport::Shared;
+use crate::compare::Posts;
+use crate::engine::fold::{FoldScratch, Input, fold};
+
+/// Bytes of one step; small enough to stay in a cache.
+const BLOCK: usize = 128 << 10;
+const _: () = assert!(BLOCK <= STAGE);
+
+/// Parts of a reduction begin at cache lines.
+const LINE: usize = 64;
+
+/// Worlds in which every rank folds everything: one more read of each block is cheaper than a step.
+const FOLD_ALL: usize = 2;
+
+/// One operation that all ranks have met in and said the same of.
+pub(super) struct Staged<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) call: &'a Collective<'a>,
+    pub(super) boards: &'a Boards,
+    pub(super) letters: &'a mut Letters,
+    pub(super) steps: &'a mut u64,
+    pub(super) scratch: &'a mut FoldScratch,
+}
+
+impl Staged<'_> {
+    /// Moves this rank's share.
+    ///
+    /// # Safety
+    ///
+    /// This rank's operands are valid until it returns.
+    pub(super) unsafe fn run(mut self) -> Result<()> {
+        let count = self.call.counts.of(Rank(0));
+        let unit = self.unit();
+        match self.call.op {
+            Op::AllReduce(op) => self.reduce(op, count, None),
+            Op::Reduce { op, root } => self.reduce(op, count, Some(root.index())),
+            Op::ReduceScatter(op) => self.reduce_scatter(op),
+            Op::AllGather => {
+                let receives = |_: &Self| true;
+                self.gather(receives)
+            }
+            Op::Gather { root } => self.gather(|own| own.me() == root.index()),
+            Op::Scatter { root } => {
+                let sends = |own: &Self, to: usize| own.part(own.call.counts, to);
+                let longest = self.longest(self.call.counts);
+                self.distribute(Some(root.index()), longest, sends, |own, _| {
+                    own.of(own.me()) * unit
+                })
+            }
+            Op::AllToAll { recv_counts } => {
+                let sends = |own: &Self, to: usize| own.part(own.call.counts, to);
+                // Every rank must take as many steps as the longest part of any pair needs.
+                let ranks = self.ranks();
+                let pairs = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
+                let longest = pairs
+                    .map(|(from, to)| self.boards.post(from).sends(to) * unit)
+                    .max()
+                    .unwrap_or(0);
+                self.distribute(None, longest, sends, |_, from| {
+                    recv_counts.of(Rank::new(from)) * unit
+                })
+            }
+            Op::Broadcast { root } => self.broadcast(root.index()),
+            _ => Ok(()),
+        }
+    }
+
+    fn me(&self) -> usize {
+        self.shared.me
+    }
+
+    fn ranks(&self) -> usize {
+        self.shared.segment.ranks()
+    }
+
+    fn unit(&self) -> usize {
+        self.call.dtype.size()
+    }
+
+    fn of(&self, rank: usize) -> usize {
+        self.call.counts.of(Rank::new(rank))
+    }
+
+    /// Where a rank's part begins in a whole, and its length, in bytes.
+    fn part(&self, counts: Counts<'_>, rank: usize) -> (usize, usize) {
+        let (unit, rank) = (self.unit(), Rank::new(rank));
+        (counts.before(rank) * unit, counts.of(rank) * unit)
+    }
+
+    fn longest(&self, counts: Counts<'_>) -> usize {
+        let parts = (0..self.ranks()).map(|rank| self.part(counts, rank).1);
+        parts.max().unwrap_or(0)
+    }
+
+    fn send(&self, offset: usize) -> *const u8 {
+        self.call.send.addr.offset(offset).as_ptr()
+    }
+
+    fn recv(&self, offset: usize) -> *mut u8 {
+        self.call.recv.addr.offset(offset).as_ptr()
+    }
+
+    /// Whether the payload of all ranks lies on their boards, so that no step is needed.
+    fn is_inline(&self) -> bool {
+        self.boards.are_inline()
+    }
+
+    /// This rank's stage for the next step.
+    fn own_stage(&self) -> *mut u8 {
+        self.shared.segment.stage(self.me(), *self.steps)
+    }
+
+    /// Meets everybody, and gives where their stages are.
+    fn step(&mut self) -> Result<u64> {
+        let parity = *self.steps;
+        *self.steps += 1;
+        meeting::step(self.shared, self.letters, *self.steps)?;
+        Ok(parity)
+    }
+
+    fn stage(&self, rank: usize, parity: u64) -> *const u8 {
+        self.shared.segment.stage(rank, parity).cast_const()
+    }
+
+    fn scalar(&self, rank: usize) -> u64 {
+        self.boards.post(rank).scalar
+    }
+
+    /// Folds `bytes` of the inputs that `at` gives into `to`.
+    fn fold(
+        &mut self,
+        op: ReduceOp,
+        bytes: usize,
+        at: impl Fn(&Self, usize) -> *const u8,
+        to: *mut u8,
+    ) -> Result<()> {
+        let elements = bytes / self.unit();
+        let inputs: Vec<_> = (0..self.ranks())
+            .map(|rank| Input {
+                addr: at(self, rank),
+                scalar: self.scalar(rank),
+            })
+            .collect();
+        let kind = (self.call.dtype, op);
+        let to = std::iter::once(to);
+        // SAFETY: Inputs lie on boards and stages that nobody writes now, or are this rank's own;
+        // the target is this rank's, and apart from them or the same range as its own input.
+        unsafe { fold(kind, elements, inputs, to, self.scratch) }
+    }
+
+    fn reduce(&mut self, op: ReduceOp, count: usize, root: Option<usize>) -> Result<()> {
+        let bytes = count * self.unit();
+        let receives = root.is_none_or(|root| root == self.me());
+        if self.is_inline() {
+            if receives {
+                let at = |own: &Self, rank: usize| own.boards.payload(rank);
+                self.fold(op, bytes, at, self.recv(0))?;
+            }
+            return Ok(());
+        }
+        let mut begin = 0;
+        while begin < bytes {
+            let block = BLOCK.min(bytes - begin);
+            copy(self.send(begin), self.own_stage(), block);
+            let parity = self.step()?;
+            if self.ranks() <= FOLD_ALL {
+                if receives {
+                    let at = |own: &Self, rank: usize| own.stage(rank, parity);
+                    self.fold(op, block, at, self.recv(begin))?;
+                }
+            } else {
+                self.share_fold(op, (begin, block), parity, receives)?;
+            }
+            begin += block;
+        }
+        Ok(())
+    }
+
+    /// Each rank folds its share of a block, and publishes it in a step of its own.
+    fn share_fold(
+        &mut self,
+        op: ReduceOp,
+        (begin, block): (usize, usize),
+        parity: u64,
+        receives: bool,
+    ) -> Result<()> {
+        let share = block.div_ceil(self.ranks()).next_multiple_of(LINE);
+        let of = |rank: usize| {
+            let from = (share * rank).min(block);
+            (from, share.min(block - from))
+        };
+        let (from, length) = of(self.me());
+        let to = self.own_stage();
+        let at = |own: &Self, rank: usize| own.stage(rank, parity).wrapping_add(from);
+        self.fold(op, length, at, to)?;
+        let parity = self.step()?;
+        if receives {
+            for rank in 0..self.ranks() {
+                let (from, length) = of(rank);
+                copy(self.stage(rank, parity), self.recv(begin + from), length);
+            }
+        }
+        Ok(())
+    }
+
+    /// Every rank folds its own part; a step carries a piece of every part.
+    fn reduce_scatter(&mut self, op: ReduceOp) -> Result<()> {
+        let counts = self.call.counts;
+        if self.is_inline() {
+            let (place, length) = self.part(counts, self.me());
+            let at = |own: &Self, rank: usize| own.boards.payload(rank).wrapping_add(place);
+            return self.fold(op, length, at, self.recv(0));
+        }
+        let piece = BLOCK / self.ranks() / LINE * LINE;
+        let longest = self.longest(counts);
+        let mut begin = 0;
+        while begin < longest {
+            let now = |length: usize| piece.min(length.saturating_sub(begin));
+            let stage = self.own_stage();
+            for rank in 0..self.ranks() {
+                let (place, length) = self.part(counts, rank);
+                let to = stage.wrapping_add(rank * piece);
+                copy(self.send(place + begin.min(length)), to, now(length));
+            }
+            let parity = self.step()?;
+            let mine = self.part(counts, self.me()).1;
+            let place = self.me() * piece;
+            let at = |own: &Self, rank: usize| own.stage(rank, parity).wrapping_add(place);
+            self.fold(op, now(mine), at, self.recv(begin.min(mine)))?;
+            begin += piece;
+        }
+        Ok(())
+    }
+
+    /// Every rank publishes its input, and those who receive copy all.
+    fn gather(&mut self, receives: impl Fn(&Self) -> bool) -> Result<()> {
+        let counts = self.call.counts;
+        if self.is_inline() {
+            if receives(self) {
+                for rank in 0..self.ranks() {
+                    let (place, length) = self.part(counts, rank);
+                    copy(self.boards.payload(rank), self.recv(place), length);
+                }
+            }
+            return Ok(());
+        }
+        let longest = self.longest(counts);
+        let mine = self.part(counts, self.me()).1;
+        let mut begin = 0;
+        while begin < longest {
+            let now = |length: usize| BLOCK.min(length.saturating_sub(begin));
+            copy(self.send(begin.min(mine)), self.own_stage(), now(mine));
+            let parity = self.step()?;
+            if receives(self) {
+                for rank in 0..self.ranks() {
+                    let (place, length) = self.part(counts, rank);
+                    let to = self.recv(place + begin.min(length));
+                    copy(self.stage(rank, parity), to, now(length));
+                }
+            }
+            begin += BLOCK;
+        }
+        Ok(())
+    }
+
+    /// Every rank, or the one that sends, has a part for each; a step carries a piece of each.
+    fn distribute(
+        &mut self,
+        root: Option<usize>,
+        longest: usize,
+        sends: impl Fn(&Self, usize) -> (usize, usize),
+        receives: impl Fn(&Self, usize) -> usize,
+    ) -> Result<()> {
+        let sends_now = root.is_none_or(|root| root == self.me());
+        let sources = |ranks: usize| match root {
+            Some(root) => root..root + 1,
+            None => 0..ranks,
+        };
+        if self.is_inline() {
+            let mut place = 0;
+            for from in sources(self.ranks()) {
+                let length = receives(self, from);
+                // Parts on a board are even: others are not inline.
+                let part = self.boards.payload(from).wrapping_add(self.me() * length);
+                copy(part, self.recv(place), length);
+                place += length;
+            }
+            return Ok(());
+        }
+        let piece = BLOCK / self.ranks() / LINE * LINE;
+        let mut begin = 0;
+        while begin < longest {
+            let now = |length: usize| piece.min(length.saturating_sub(begin));
+            let stage = self.own_stage();
+            for to in (0..self.ranks()).filter(|_| sends_now) {
+                let (place, length) = sends(self, to);
+                let target = stage.wrapping_add(to * piece);
+                copy(self.send(place + begin.min(length)), target, now(length));
+            }
+            let parity = self.step()?;
+            let mut place = 0;
+            for from in sources(self.ranks()) {
+                let length = receives(self, from);
+                let part = self.stage(from, parity).wrapping_add(self.me() * piece);
+                copy(part, self.recv(place + begin.min(length)), now(length));
+                place += length;
+            }
+            begin += piece;
+        }
+        Ok(())
+    }
+
+    fn broadcast(&mut self, root: usize) -> Result<()> {
+        let bytes = self.call.recv.bytes;
+        if self.is_inline() {
+            copy(self.boards.payload(root), self.recv(0), bytes);
+            return Ok(());
+        }
+        let mut begin = 0;
+        while begin < bytes {
+            let block = BLOCK.min(bytes - begin);
+            if self.me() == root {
+                copy(self.send(begin), self.own_stage(), block);
+            }
+            let parity = self.step()?;
+            copy(self.stage(root, parity), self.recv(begin), block);
+            begin += block;
+        }
+        Ok(())
+    }
+}
+
+/// Copies bytes between this rank's operands and the segment.
+fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    if bytes > 0 {
+        // SAFETY: By the caller of `Staged::run`, operands are valid and as long as the counts say;
+        // boards and stages are as long as their constants, and no operand lies in them.
+        unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
+    }
+}
