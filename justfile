@@ -13,6 +13,9 @@ lint:
 test:
     .ci/run test
 
+mpi:
+    .ci/run mpi
+
 loom:
     .ci/run loom
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use collectives_core::bootstrap::Bootstrap;
 use collectives_core::device::Device;
 use collectives_core::error::Result;
+use collectives_core::rank::Rank;
 use collectives_host::communicator::HostCommunicator;
 use collectives_host::device::HostDevice;
 use collectives_host::model::{AddressOrder, DeviceModel, StreamMode};
@@ -29,26 +30,7 @@ impl Harness for Host {
     }
 
     fn join(&self, bootstrap: Arc<dyn Bootstrap>, setup: &Setup) -> Result<Joined> {
-        let rank = bootstrap.rank();
-        let order = if rank.0.is_multiple_of(2) {
-            AddressOrder::Descending
-        } else {
-            AddressOrder::Shuffled(u64::from(rank.0))
-        };
-        let mut model = DeviceModel::new()
-            .with_rank(rank)
-            .with_granule(GRANULE)
-            .with_address_order(order)
-            .with_guard(4096)
-            .with_poison(0xdb)
-            .with_quarantine(32 << 20)
-            .with_destructor_delay(Duration::from_millis(u64::from(rank.0)));
-        if setup.terrain == Terrain::Concurrent {
-            model = model
-                .with_stream_mode(StreamMode::Asynchronous)
-                .with_skew(Duration::from_micros(100), u64::from(rank.0));
-        }
-        let device = HostDevice::new(model)?;
+        let device = HostDevice::new(model(bootstrap.rank(), setup.terrain))?;
         let comm =
             HostCommunicator::connect_within(bootstrap, Arc::clone(&device), setup.deadline)?;
         Ok(Joined {
@@ -58,8 +40,32 @@ impl Harness for Host {
     }
 }
 
+/// As hostile as the terrain says.
+pub fn model(rank: Rank, terrain: Terrain) -> DeviceModel {
+    let order = if rank.0.is_multiple_of(2) {
+        AddressOrder::Descending
+    } else {
+        AddressOrder::Shuffled(u64::from(rank.0))
+    };
+    let model = DeviceModel::new()
+        .with_rank(rank)
+        .with_granule(GRANULE)
+        .with_address_order(order)
+        .with_guard(4096)
+        .with_poison(0xdb)
+        .with_quarantine(32 << 20)
+        .with_destructor_delay(Duration::from_millis(u64::from(rank.0)));
+    match terrain {
+        Terrain::Concurrent => model
+            .with_stream_mode(StreamMode::Asynchronous)
+            .with_skew(Duration::from_micros(100), u64::from(rank.0)),
+        _ => model,
+    }
+}
+
+/// What the device tells.
 #[derive(Debug)]
-struct HostProbe(Arc<HostDevice>);
+pub struct HostProbe(pub Arc<HostDevice>);
 
 impl Probe for HostProbe {
     fn mapped_bytes(&self) -> Option<usize> {

@@ -5,6 +5,10 @@
 
 mod host;
 #[cfg(target_os = "linux")]
+mod host_processes;
+#[cfg(target_os = "linux")]
+mod mpi;
+#[cfg(target_os = "linux")]
 mod nccl;
 #[cfg(target_os = "linux")]
 mod processes;
@@ -27,6 +31,12 @@ pub(crate) enum Backend {
     /// The embedded backend: each rank is a thread.
     #[default]
     Host,
+    /// The embedded backend: each rank is a process of this machine.
+    #[cfg(target_os = "linux")]
+    HostProcesses,
+    /// MPI: each rank is a process that its launcher starts. Needs the feature `system-mpi`.
+    #[cfg(target_os = "linux")]
+    Mpi,
     /// NCCL: each rank is a process and takes the next GPU, or shares the last of them.
     #[cfg(target_os = "linux")]
     Nccl,
@@ -75,6 +85,10 @@ impl Backend {
         match self {
             Self::Host => "host",
             #[cfg(target_os = "linux")]
+            Self::HostProcesses => "host-processes",
+            #[cfg(target_os = "linux")]
+            Self::Mpi => "mpi",
+            #[cfg(target_os = "linux")]
             Self::Nccl => "nccl",
         }
     }
@@ -84,9 +98,13 @@ impl Backend {
         match self {
             Self::Host => host::run(job),
             #[cfg(target_os = "linux")]
+            Self::HostProcesses => processes::run(job, Vec::new()),
+            #[cfg(target_os = "linux")]
+            Self::Mpi => processes::run(job, mpi::launcher(job.options.ranks)?),
+            #[cfg(target_os = "linux")]
             Self::Nccl => {
                 nccl::check()?;
-                processes::run(job)
+                processes::run(job, Vec::new())
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::error::Error;
+use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use collectives_core::env::World;
 use collectives_core::error::{Error as CollectiveError, ErrorKind, Result as CollectiveResult};
 use collectives_testkit::launch::{self, Launch};
 
-use super::{Backend, Job, Joined, nccl};
+use super::{Backend, Job, Joined, host_processes, mpi, nccl};
 use crate::options::Options;
 use crate::outcome::Outcome;
 use crate::workload;
@@ -28,14 +29,15 @@ pub(super) fn dispatch() {
     launch::dispatch(&[(BODY, body)]);
 }
 
-/// Starts the ranks and gathers what they saw.
-pub(super) fn run(job: &Job<'_>) -> Result<Vec<Outcome>, Box<dyn Error>> {
+/// Starts the ranks, through another launcher if there is a command, and gathers what they saw.
+pub(super) fn run(job: &Job<'_>, launcher: Vec<OsString>) -> Result<Vec<Outcome>, Box<dyn Error>> {
     let configs = job.options.scratch_configs()?;
     let index = configs.iter().position(|config| config == job.config);
     let index = index.ok_or("the configuration is none of the command line's")?;
     let launch = Launch::new(BODY, job.options.ranks)
         .deadline(Duration::from_secs(job.options.deadline))
-        .var(POLICY, index.to_string());
+        .var(POLICY, index.to_string())
+        .through(launcher);
     let launch = env::args_os().skip(1).fold(launch, Launch::arg);
     let report = launch.run()?;
     match report.results() {
@@ -67,8 +69,11 @@ fn rank(world: &World) -> Result<Outcome, Box<dyn Error>> {
         trace: &trace,
         config,
     };
-    let bootstrap = world.bootstrap(PATIENCE)?;
-    let (comm, gauge) = join(options.backend, world, Arc::clone(&bootstrap))?;
+    let bootstrap = match options.backend {
+        Backend::Mpi => mpi::bootstrap(PATIENCE)?,
+        _ => world.bootstrap(PATIENCE)?,
+    };
+    let (comm, gauge) = join(&options, world, Arc::clone(&bootstrap))?;
     let outcome = workload::serve(comm, &*gauge, &job)?;
     // The rank that hosts the control plane leaves last; how this ends tells nothing any more.
     let _left = bootstrap.all_gather("dynamic-inference/end", &[], PATIENCE);
@@ -77,11 +82,14 @@ fn rank(world: &World) -> Result<Outcome, Box<dyn Error>> {
 
 /// This rank's communicator, on a backend whose ranks are processes.
 fn join(
-    backend: Backend,
+    options: &Options,
     world: &World,
     bootstrap: Arc<dyn Bootstrap>,
 ) -> Result<Joined, Box<dyn Error>> {
-    match backend {
+    let granule = options.granule.get();
+    match options.backend {
+        Backend::HostProcesses => Ok(host_processes::join(bootstrap, granule)?),
+        Backend::Mpi => Ok(mpi::join(bootstrap, granule)?),
         Backend::Nccl => Ok(nccl::join(world, bootstrap)?),
         Backend::Host => Err("ranks of the embedded backend are threads".into()),
     }
