@@ -1,8 +1,11 @@
-//! The backend that needs nothing: ranks are threads, memory is memory.
+//! The backend that needs nothing: ranks are threads or processes, memory is memory.
 //!
 //! * A [`HostDevice`](device::HostDevice) is one rank's device. Its streams are ordered queues that
 //!   run inline on the caller's thread, or on a worker thread where asked
 //!   ([`StreamMode`](model::StreamMode)).
+//! * Ranks are threads ([`HostWorld`](world::HostWorld)), or processes of one machine
+//!   ([`ProcessCommunicator`](process::ProcessCommunicator)).
+//! * [`engine`] is what backends share whose ranks are processes, and what one of them writes itself.
 //! * A capture records raw addresses and a replay touches exactly those.
 //! * A [`DeviceModel`](model::DeviceModel) says how hostile the device is: granule, budget, order of
 //!   addresses, delayed destructors, refusals, guard bytes, poison.

@@ -48,7 +48,7 @@ mod present {
         }
         for bytes in SIZES {
             let count = bytes / 4;
-            let batch = (1 << 20_usize).div_ceil(bytes.max(4096)).max(1);
+            let batch = (1_usize << 20).div_ceil(bytes.max(4096)).max(1);
             let mut tensor = Buffer::<f32>::zeroed(&device, count, &stream)?;
             let mut raw = vec![0.0_f32; count];
             let (mut theirs, mut ours) = (Vec::new(), Vec::new());
