@@ -1,7 +1,8 @@
 //! The kit on the embedded backend's ranks that are processes.
 
+#[path = "host/device.rs"]
 #[expect(unreachable_pub, reason = "shared by test targets")]
-mod host;
+mod device;
 #[path = "host/processes.rs"]
 #[expect(unreachable_pub, reason = "as above")]
 mod processes;

@@ -9,7 +9,7 @@ use collectives_host::process::ProcessCommunicator;
 use collectives_testkit::capability::{Capability, Support};
 use collectives_testkit::harness::{Harness, Joined, Ranks, Setup};
 
-use crate::host::{HostProbe, model};
+use crate::device::{HostProbe, model};
 
 /// Ranks as processes, on the same devices.
 #[derive(Debug)]
