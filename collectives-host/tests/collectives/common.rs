@@ -54,7 +54,10 @@ pub(crate) fn within<R: Send>(
     deadline: Duration,
     body: impl Fn(&mut Rig) -> R + Sync,
 ) -> Vec<R> {
-    HostWorld::new(world_size).deadline(deadline).run(|comm| {
+    // Ranks may take longer than a short deadline to be started.
+    let world = HostWorld::new(world_size).deadline(deadline.max(Duration::from_secs(20)));
+    world.run(|comm| {
+        comm.set_deadline(deadline);
         let mut rig = Rig::new(comm);
         let result = body(&mut rig);
         let _ = rig.comm.shutdown();
