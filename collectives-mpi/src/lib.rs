@@ -1,12 +1,12 @@
 //! Collectives over MPI: CPU clusters run on the engine they have.
 //!
-//! * [`MpiCommunicator`](communicator::MpiCommunicator) is a rank's end, on a
-//!   [`HostDevice`](collectives_host::device::HostDevice): streams, graphs and windows are those of
-//!   the embedded backend, bytes travel by MPI.
-//! * [`MpiBootstrap`](bootstrap::MpiBootstrap) is a control plane for any backend whose ranks an MPI
-//!   launcher started, NCCL's among them.
-//! * [`Mpi`](environment::Mpi) is MPI itself: initialised once, its errors returned, and ended with
-//!   the process, so that a rank that fails ends the job with a message and never a hang.
+//! * `communicator::MpiCommunicator` is a rank's end, on a `HostDevice`: streams, graphs and windows
+//!   are those of the embedded backend, bytes travel by MPI.
+//! * `bootstrap::MpiBootstrap` is a control plane for any backend whose ranks an MPI launcher started,
+//!   NCCL's among them.
+//! * `environment::Mpi` is MPI itself: initialised once, its errors returned, and ended with the
+//!   process, so that a rank that fails ends the job with a message and never a hang.
+//! * `launcher::Launcher` is the command that starts ranks of the MPI this was built with.
 //!
 //! # The feature `system-mpi`
 //!
@@ -24,10 +24,10 @@
 //!   choice; what is exact in any order is equal everywhere. Everything else, 16 and 8-bit floats,
 //!   smallest and largest floats, pre-multiplied sums, is [exchanged and folded](collectives_core::reduce)
 //!   in rank order, with one rounding.
-//! * **Disagreement.** Calls are not compared, unless
-//!   [`Checked`](https://docs.rs/collectives-alloc) is around the communicator. Counts that differ
-//!   without it: Open MPI and MPICH report a truncated message on some ranks, which is an error there
-//!   and a failed peer on the others, or, where the message fits, give some ranks stale elements.
+//! * **Disagreement.** Calls are not compared, unless `Checked` of `collectives-alloc` is around the
+//!   communicator. Counts that differ without it: where too much arrives the message is truncated,
+//!   which is an error there and a failed peer on the others; where too little does, elements are
+//!   stale, and nobody says so. So it is with Open MPI and with MPICH.
 //! * **Time.** MPI cannot take an operation back, so the memory of one that waits for ever can never
 //!   be given back either. When its deadline passes, or its communicator failed elsewhere, a
 //!   watchdog ends the job with a message. Where calls are compared they wait before anything is
