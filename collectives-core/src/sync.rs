@@ -1,7 +1,7 @@
 //! Counts, locks and flags of the lease and claim protocol: the standard ones, or those of loom.
 //!
 //! Under `--cfg loom` a model checker runs the real code through every interleaving and every value
-//! that the memory model lets a load see. So that this is known to find something, [`planted`]
+//! that the memory model lets a load see. So that this is known to find something, `planted`
 //! breaks one primitive at a time.
 
 #[cfg(not(loom))]

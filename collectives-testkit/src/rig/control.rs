@@ -16,7 +16,7 @@ impl Rig<'_> {
     ///
     /// # Errors
     ///
-    /// As [`Harness::join`].
+    /// As [`Harness::join`](crate::harness::Harness::join).
     pub fn join(&self, name: &str, members: &[Rank], deadline: Duration) -> Result<Joined> {
         let bootstrap = self.bootstrap.subgroup(name, members)?;
         let setup = Setup {
