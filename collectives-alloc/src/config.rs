@@ -64,6 +64,8 @@ pub struct ScratchConfig {
     pub cap: Option<ByteSize>,
     /// Mapped bytes a communicator may keep.
     pub limit: Option<ByteSize>,
+    /// Windows a communicator may have.
+    pub max_windows: Option<usize>,
     /// When later growth becomes an error or a fallback.
     pub seal: Seal,
     /// What a miss is when sealed or capturing.
@@ -92,6 +94,7 @@ impl Default for ScratchConfig {
             dtype: None,
             cap: None,
             limit: None,
+            max_windows: None,
             seal: options.seal,
             on_miss: options.on_miss,
             domain: options.domain,
@@ -151,6 +154,7 @@ impl ScratchConfig {
         Options {
             cap: self.cap.map(ByteSize::get),
             limit: self.limit.map(ByteSize::get),
+            max_windows: self.max_windows,
             seal: self.seal,
             on_miss: self.on_miss,
             domain: self.domain,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use collectives_core::error::{Error, Result};
 
-/// A growth ratio above 1 and at most 4, kept in millionths.
+/// A growth ratio of at most 4, kept in millionths: above 1, or 1 itself where a policy takes it.
 ///
 /// Sizes are multiplied as integers and rounded up, so that no rank and no platform comes to
 /// another capacity.
@@ -36,6 +36,18 @@ impl Growth {
         Ok(Self(millionths.max(Self::ONE + 1)))
     }
 
+    /// As [`Growth::new`], and also 1, for a policy that grows by what is missing.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](collectives_core::error::ErrorKind::Config) unless `1 <= ratio <= 4`.
+    pub fn or_none(ratio: f64) -> Result<Self> {
+        if ratio.to_bits() == 1.0_f64.to_bits() {
+            return Ok(Self(Self::ONE));
+        }
+        Self::new(ratio)
+    }
+
     /// The ratio in millionths.
     #[must_use]
     pub const fn millionths(self) -> u32 {
@@ -51,20 +63,21 @@ impl Growth {
 
     /// `r^2 / (r - 1)` times `size`, rounded down and saturating: what slots that are never freed
     /// may add up to when none exceeds the one before it by less than `r`, and each was made for
-    /// at most `size` bytes.
+    /// at most `size` bytes. Without growth there is no bound.
     #[must_use]
     pub fn worst_sum(self, size: usize) -> usize {
         let (ratio, one) = (u128::from(self.0), u128::from(Self::ONE));
-        let sum = size as u128 * (ratio * ratio) / (one * (ratio - one));
-        usize::try_from(sum).unwrap_or(usize::MAX)
+        let sum = (size as u128 * (ratio * ratio)).checked_div(one * (ratio - one));
+        sum.and_then(|sum| usize::try_from(sum).ok())
+            .unwrap_or(usize::MAX)
     }
 
     /// `size / (r - 1)`, rounded up and saturating.
     #[must_use]
     pub(crate) fn share(self, size: usize) -> usize {
         let (ratio, one) = (u128::from(self.0), u128::from(Self::ONE));
-        let share = (size as u128 * one).div_ceil(ratio - one);
-        usize::try_from(share).unwrap_or(usize::MAX)
+        let parts = (ratio - one).max(1);
+        usize::try_from((size as u128 * one).div_ceil(parts)).unwrap_or(usize::MAX)
     }
 }
 
@@ -113,6 +126,9 @@ mod tests {
         assert_eq!(Growth::DOUBLE.times(usize::MAX / 2 + 1), None);
         assert_eq!(Growth::DOUBLE.worst_sum(7), 28);
         assert_eq!(Growth::DOUBLE.worst_sum(usize::MAX), usize::MAX);
+        let none = Growth::or_none(1.0).unwrap();
+        assert_eq!((none.times(7), none.worst_sum(7)), (Some(7), usize::MAX));
+        assert!(Growth::or_none(0.999).is_err() && Growth::or_none(4.1).is_err());
     }
 
     proptest! {

@@ -5,6 +5,8 @@
 //! * [`Geometric`](geometric::Geometric), the default: few slots, at most four times the largest
 //!   request, whatever the order of sizes.
 //! * [`Reserved`](reserved::Reserved), where the largest request is known: one slot.
+//! * [`Arena`](arena::Arena), where graphs are captured and memory is short: bytes are appended and
+//!   mapped again, so that they exist once. The backend must be able to.
 //! * [`Replace`](replace::Replace): one slot and what graphs still own, for the price of
 //!   deregistering when it grows.
 //! * [`GeometricClass`](geometric_class::GeometricClass): a slot per power of two.
@@ -57,6 +59,7 @@
 //! policy, and [`Checked`](checked::Checked) compares every call across ranks.
 #![forbid(unsafe_code)]
 
+pub mod arena;
 pub mod budget;
 pub mod bytes;
 pub mod checked;

@@ -14,6 +14,8 @@ pub struct Options {
     pub cap: Option<usize>,
     /// Mapped bytes the communicator may keep; `None` means any.
     pub limit: Option<usize>,
+    /// Windows the communicator may have, its user's symmetric buffers among them; `None` means any.
+    pub max_windows: Option<usize>,
     /// When later growth becomes an error or a fallback.
     pub seal: Seal,
     /// What a miss is when sealed or capturing, and when memory is out.
@@ -31,6 +33,7 @@ impl Default for Options {
         Self {
             cap: None,
             limit: None,
+            max_windows: None,
             seal: Seal::Explicit,
             on_miss: OnMiss::Error,
             domain: DomainMode::Shared,
@@ -47,6 +50,7 @@ impl Options {
         Digest::new()
             .maybe(self.cap)
             .maybe(self.limit)
+            .maybe(self.max_windows)
             .word(self.seal as u64)
             .word(self.on_miss as u64)
             .word(self.domain as u64)

@@ -50,6 +50,17 @@ pub enum Decision {
         /// as no lease and no graph holds them.
         retire: bool,
     },
+    /// Register a generation of an arena: fresh addresses for all bytes of the slot at this index,
+    /// and new bytes behind them. The bytes exist once.
+    ///
+    /// The slot must be free and itself a generation. It is not given out again, and its addresses
+    /// go as soon as no graph holds them. `None` begins an arena.
+    Extend {
+        /// The slot to map again.
+        slot: Option<usize>,
+        /// Bytes in all, at least those requested and more than the slot's.
+        capacity: usize,
+    },
     /// Do not stage this request.
     Refuse,
 }

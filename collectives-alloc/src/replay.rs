@@ -7,7 +7,7 @@
 //!
 //! A request whose recorded outcome is [`Outcome::Failed`] failed for a reason that no replay can
 //! know. It is counted as it was, and changes nothing, although the pool may have freed slots before
-//! it failed.
+//! it failed, also idle ones for a second try.
 
 use std::collections::HashMap;
 

@@ -99,7 +99,7 @@ fn a_known_largest_request_makes_reserved_the_default(#[case] table: &str, #[cas
 const SIZE: &str = "greater than 0 and a whole number of bytes, or one with a unit: B, KiB, MiB, \
                     GiB or TiB (as in `80MiB`)";
 const DTYPES: &str = "one of f64, f32, f16, bf16, f8e4m3, f8e5m2, i64, i32, i8, u64, u32, u8";
-const FACTOR: &str = "a number greater than 1 and at most 4";
+const FACTOR: &str = "a number greater than 1 and at most 4, or 1 with `arena`";
 const TIME: &str = "a time greater than 0, with units (as in `300s`)";
 
 #[rstest]
@@ -110,7 +110,6 @@ const TIME: &str = "a time greater than 0, with units (as in `300s`)";
 #[case::empty("limit", "''", "", SIZE, "")]
 #[case::too_large("limit", "'16777216TiB'", "16777216TiB", SIZE, "")]
 #[case::zero_request("max_request", "'0MiB'", "0MiB", SIZE, "")]
-#[case::growth_one("growth", "1", "1", FACTOR, "")]
 #[case::growth_below("growth", "0.5", "0.5", FACTOR, "")]
 #[case::growth_above("growth", "4.5", "4.5", FACTOR, "")]
 #[case::growth_nan("growth", "nan", "NaN", FACTOR, "")]
@@ -188,7 +187,7 @@ fn a_bad_value_is_refused(
 #[case(
     "agree_timeout",
     "; known are policy, growth, classes_per_octave, max_request, max_tokens, \
-    hidden, dtype, cap, limit, seal, on_miss, domain, ordering, agree_deadline, check"
+    hidden, dtype, cap, limit, max_windows, seal, on_miss, domain, ordering, agree_deadline, check"
 )]
 fn an_unknown_key_is_refused(#[case] key: &str, #[case] hint: &str) {
     assert_eq!(
@@ -290,8 +289,21 @@ fn values_set_in_code_are_checked_too() {
     assert_eq!(
         config.build().unwrap_err().to_string(),
         "configuration: set in code: `growth` is `9`, but must be a number greater than 1 and at \
-         most 4"
+         most 4, or 1 with `arena`"
     );
+}
+
+#[test]
+// invariant 47
+fn only_an_arena_grows_by_what_is_missing() {
+    assert_eq!(
+        refusal("growth = 1.0"),
+        "configuration: the TOML text, line 1, column 1: `growth` is `1`, but must be above 1 for \
+         the policy `geometric`"
+    );
+    let table = "[scratch]\npolicy = \"arena\"\ngrowth = 1.0";
+    let config = ScratchConfig::from_toml(table).unwrap();
+    assert_eq!(config.build().unwrap().name(), "arena");
 }
 
 fn size() -> impl Strategy<Value = Option<ByteSize>> {

@@ -63,7 +63,7 @@ fn the_environment_wins_over_a_file() {
     "GROWTH",
     "9",
     "environment variable COLLECTIVES_SCRATCH_GROWTH: `growth` is `9`, but must \
-    be a number greater than 1 and at most 4"
+    be a number greater than 1 and at most 4, or 1 with `arena`"
 )]
 #[case(
     "SEAL",

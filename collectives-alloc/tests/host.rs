@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use collectives_alloc::arena::Arena;
 use collectives_alloc::config::ScratchConfig;
 use collectives_alloc::exact::Exact;
 use collectives_alloc::geometric::Geometric;
@@ -154,7 +155,7 @@ fn boxed(policy: impl Policy + 'static) -> Box<dyn Policy> {
 // invariants 21, 22 and 26
 #[rstest]
 fn old_graphs_replay_exactly_after_any_growth_on_any_stream(
-    #[values("exact", "replace", "geometric", "geometric-class")] name: &str,
+    #[values("exact", "replace", "geometric", "geometric-class", "arena")] name: &str,
     #[values(Inline, Asynchronous)] mode: StreamMode,
 ) {
     HostWorld::new(3)
@@ -186,6 +187,7 @@ fn policy(name: &str) -> Box<dyn Policy> {
         "exact" => boxed(Exact::new()),
         "replace" => boxed(Replace::default()),
         "geometric" => boxed(Geometric::default()),
+        "arena" => boxed(Arena::new(Arena::DEFAULT_GROWTH).unwrap()),
         _ => boxed(GeometricClass::default()),
     }
 }
@@ -350,7 +352,7 @@ impl Write for Tape {
 // invariant 50
 #[rstest]
 fn a_recorded_and_checked_run_replays_to_its_totals(
-    #[values("exact", "replace", "geometric", "geometric-class")] name: &str,
+    #[values("exact", "replace", "geometric", "geometric-class", "arena")] name: &str,
     #[values(Inline, Asynchronous)] mode: StreamMode,
 ) {
     let mut config = ScratchConfig::with_policy(name);

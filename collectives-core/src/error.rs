@@ -389,6 +389,22 @@ pub enum Refusal {
         /// The limit.
         limit: usize,
     },
+    /// The communicator would have more windows than it may.
+    #[error("{windows} windows would exceed the limit of {limit}")]
+    OverWindows {
+        /// Windows there would be.
+        windows: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// The windows of the communicator would take more addresses than there are for them.
+    #[error("{addresses} bytes of addresses would exceed the {limit} there are for windows")]
+    OverAddresses {
+        /// Bytes of addresses that windows would take.
+        addresses: usize,
+        /// The least that any rank has for them.
+        limit: usize,
+    },
     /// The policy itself refuses.
     #[error("the policy serves no request of this size")]
     Policy,
@@ -410,6 +426,9 @@ pub enum Unsupported {
     /// The library is too old or known to be wrong.
     #[error("library version: {0}")]
     Version(String),
+    /// The backend cannot map the same bytes at two address ranges.
+    #[error("memory cannot be mapped twice: {0}")]
+    Aliasing(String),
     /// The backend has no graphs of its own.
     #[error("this backend offers no graphs of its own")]
     Graphs,

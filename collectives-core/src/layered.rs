@@ -269,6 +269,10 @@ impl<L: Layer, C: Communicator> SymmetricMemory for Layered<L, C> {
         self.layer.retire(&mut self.inner, window)
     }
 
+    fn extensible(&mut self) -> Result<usize> {
+        symmetric_of(&mut self.inner)?.extensible()
+    }
+
     fn peer_address(&mut self, window: WindowId, rank: Rank, offset: usize) -> Result<Addr> {
         symmetric_of(&mut self.inner)?.peer_address(window, rank, offset)
     }

@@ -5,6 +5,7 @@
 //! without being an owner: a registered window holds one, so that the bytes outlive their window.
 //! Dropping either only counts down; the last count runs the backend's free hook, which queues.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -42,6 +43,8 @@ struct Block {
     free: Mutex<Option<FreeHook>>,
     /// The last user of the last owner.
     freed_after: Mutex<Option<StreamRef>>,
+    /// Dropped after the free hook has run.
+    kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
 /// Keeps the bytes of a [`Memory`] mapped without owning them.
@@ -81,6 +84,7 @@ impl Memory {
                 bytes,
                 free: Mutex::new(Some(Box::new(free))),
                 freed_after: Mutex::new(None),
+                kept: Mutex::default(),
             }),
         }))
     }
@@ -120,6 +124,15 @@ impl Memory {
     #[must_use]
     pub fn keep_alive(&self) -> KeepAlive {
         KeepAlive(Counted::clone(&self.0.block))
+    }
+
+    /// Keeps `guard` until the bytes were given back, by the free hook, and drops it then.
+    ///
+    /// For what must be counted as long as the device has the bytes, whoever owns them. The drop
+    /// runs on whatever thread and must not block.
+    pub fn keeps(&self, guard: Arc<dyn Any + Send + Sync>) {
+        let kept = self.0.block.kept.lock();
+        kept.unwrap_or_else(PoisonError::into_inner).push(guard);
     }
 
     /// Whether this is the only owner, so that no graph and no buffer can still use the bytes.
@@ -249,9 +262,13 @@ mod tests {
         assert!(!memory.is_sole_owner());
         drop(graph);
         assert!(memory.is_sole_owner());
+        let kept = Arc::new(());
+        memory.keeps(Arc::<()>::clone(&kept));
         drop(memory);
         assert!(!freed.load(Ordering::Relaxed));
+        assert_eq!(Arc::strong_count(&kept), 2, "the bytes are still mapped");
         drop(keep);
         assert!(freed.load(Ordering::Relaxed));
+        assert_eq!(Arc::strong_count(&kept), 1);
     }
 }

@@ -71,6 +71,15 @@ pub enum Reason {
     /// The limit on mapped bytes is reached.
     #[error("the limit on mapped bytes is reached")]
     OverLimit,
+    /// The limit on windows is reached.
+    #[error("the limit on windows is reached")]
+    OverWindows,
+    /// The addresses for windows are used up.
+    #[error("the addresses for windows are used up")]
+    OverAddresses,
+    /// The policy grows by mapping bytes twice, which the backend cannot.
+    #[error("memory cannot be mapped twice here")]
+    NoAliasing,
     /// A miss while the stream captures, with the fallback configured.
     #[error("a miss while capturing")]
     MissInCapture,

@@ -85,25 +85,35 @@ pub struct SlotStats {
     pub claimed: bool,
     /// Whether the policy replaced it, so that it goes with its last graph.
     pub retired: bool,
+    /// The arena whose bytes it maps, by its first generation, where it is one of several
+    /// generations that may map the same bytes.
+    pub arena: Option<u64>,
 }
 
 impl Stats {
-    /// The sum of capacities kept.
+    /// The sum of capacities kept; bytes that several generations of an arena map count once.
     #[must_use]
     pub fn capacity_bytes(&self) -> usize {
-        self.slots.iter().map(|slot| slot.capacity).sum()
+        once(&self.slots, |_| true).map(|slot| slot.capacity).sum()
     }
 
-    /// The sum of mapped bytes kept.
+    /// The sum of mapped bytes kept, each once.
     #[must_use]
     pub fn mapped_bytes(&self) -> usize {
+        once(&self.slots, |_| true).map(|slot| slot.mapped).sum()
+    }
+
+    /// Bytes of addresses that slots take; bytes that several generations of an arena map count for
+    /// each.
+    #[must_use]
+    pub fn address_bytes(&self) -> usize {
         self.slots.iter().map(|slot| slot.mapped).sum()
     }
 
-    /// Mapped bytes that graphs on this rank own.
+    /// Mapped bytes that graphs on this rank own, each once.
     #[must_use]
     pub fn claimed_bytes(&self) -> usize {
-        let claimed = self.slots.iter().filter(|slot| slot.claimed);
+        let claimed = once(&self.slots, |slot| slot.claimed);
         claimed.map(|slot| slot.mapped).sum()
     }
 
@@ -112,4 +122,18 @@ impl Stats {
     pub fn fallback_count(&self) -> u64 {
         self.fallbacks.iter().map(|(_, count)| count).sum()
     }
+}
+
+/// The chosen slots without generations whose bytes a newer chosen one maps as well.
+fn once(
+    slots: &[SlotStats],
+    chosen: impl Fn(&SlotStats) -> bool + Copy,
+) -> impl Iterator<Item = &SlotStats> {
+    let newest = move |slot: &&SlotStats| {
+        let newer = |other: &SlotStats| {
+            chosen(other) && other.arena == slot.arena && other.generation > slot.generation
+        };
+        slot.arena.is_none() || !slots.iter().any(newer)
+    };
+    slots.iter().filter(move |slot| chosen(slot)).filter(newest)
 }

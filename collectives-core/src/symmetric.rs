@@ -22,9 +22,22 @@ pub trait SymmetricMemory: Debug {
     /// # Errors
     ///
     /// [`OutOfMemory`](crate::error::ErrorKind::OutOfMemory), and
-    /// [`Unsupported`](crate::error::ErrorKind::Unsupported) for `extend` where the backend has
-    /// no aliasing.
+    /// [`Unsupported::Aliasing`](crate::error::Unsupported::Aliasing) for `extend` where the
+    /// backend cannot map bytes twice, or was not told by
+    /// [`extensible`](SymmetricMemory::extensible) that it would have to.
     fn allocate(&mut self, bytes: usize, extend: Option<WindowId>) -> Result<Memory>;
+
+    /// Makes the windows of memory that is allocated from now on extensible, and says how many bytes
+    /// of addresses the windows of this communicator may take together; local.
+    ///
+    /// A byte that several windows map takes an address in each. A caller that extends windows
+    /// keeps within the least that any rank was told.
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported::Aliasing`](crate::error::Unsupported::Aliasing) where the backend cannot map
+    /// the same bytes twice.
+    fn extensible(&mut self) -> Result<usize>;
 
     /// Registers memory as the next window; collective, waits for all ranks.
     ///

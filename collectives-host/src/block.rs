@@ -2,9 +2,11 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use collectives_core::addr::Addr;
 
+use crate::chunk::Chunk;
 use crate::region::{Addresses, PAGE, Span, map, map_shared, unmap};
 use crate::space::MemoryViolation;
 
@@ -39,6 +41,8 @@ enum Backing {
         guards: [Span; 2],
         /// The file behind what is mapped, where other processes can map it.
         file: Option<OwnedFd>,
+        /// What the usable bytes are, where other ranges may map it too.
+        chunks: Vec<Arc<Chunk>>,
     },
 }
 
@@ -117,6 +121,7 @@ impl Block {
                     },
                 ],
                 file,
+                chunks: Vec::new(),
             },
         };
         for guard in block.guards() {
@@ -141,6 +146,44 @@ impl Block {
         }
     }
 
+    /// The block with its usable bytes in these chunks, one after another, which add up to it.
+    /// `None`, and nothing mapped, where one of them cannot be.
+    pub(crate) fn over(mut self, all: Vec<Arc<Chunk>>, addresses: &mut Addresses) -> Option<Self> {
+        let mut start = self.addr;
+        for chunk in &all {
+            // SAFETY: The range is within the block, whose address nobody knows yet, and begins at
+            // a page, as every chunk before it ended at one.
+            if unsafe { chunk.map(start) }.is_err() {
+                self.release(addresses);
+                return None;
+            }
+            start = start.offset(chunk.bytes);
+        }
+        if let Backing::Pages { chunks, .. } = &mut self.backing {
+            *chunks = all;
+        }
+        Some(self)
+    }
+
+    /// What the usable bytes are, where other ranges may map it too.
+    pub(crate) fn chunks(&self) -> &[Arc<Chunk>] {
+        match &self.backing {
+            Backing::Heap(_) => &[],
+            Backing::Pages { chunks, .. } => chunks,
+        }
+    }
+
+    /// What the device loses to this block alone: not what other blocks map too.
+    pub(crate) fn lost(&self) -> usize {
+        match self.chunks() {
+            [] => self.charged,
+            chunks => {
+                let alone = chunks.iter().filter(|chunk| Arc::strong_count(chunk) == 1);
+                alone.map(|chunk| chunk.bytes).sum()
+            }
+        }
+    }
+
     pub(crate) fn is_symmetric(&self) -> bool {
         matches!(self.backing, Backing::Pages { .. })
     }
@@ -162,8 +205,19 @@ impl Block {
         Ok(())
     }
 
-    /// Fills the block; nobody owns it any more.
-    pub(crate) fn poison(&self, byte: u8) {
+    /// Fills the block; nobody owns it any more. Bytes that other blocks may map are let go, and
+    /// fresh ones filled in their place.
+    pub(crate) fn poison(&mut self, byte: u8) {
+        if let Backing::Pages { chunks, .. } = &mut self.backing
+            && !chunks.is_empty()
+        {
+            // SAFETY: The range is this block's, and its last owner is gone.
+            if let Err(error) = unsafe { map(self.addr, self.charged) } {
+                tracing::error!(%error, "memory could not be mapped for poison");
+                return;
+            }
+            chunks.clear();
+        }
         // SAFETY: The block is still mapped, and its last owner is gone.
         unsafe { fill(self.addr, self.bytes, byte) };
     }

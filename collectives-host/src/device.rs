@@ -163,6 +163,12 @@ impl HostDevice {
         self.shared.space.shared_place(memory)
     }
 
+    /// Symmetric memory that maps the block at `first`, if given, and that others can map too.
+    pub(crate) fn allocate_arena(&self, bytes: usize, first: Option<Addr>) -> Result<Memory> {
+        self.shared.refuse_memory(Call::AllocateSymmetric, bytes)?;
+        self.shared.space.allocate_arena(bytes, first)
+    }
+
     /// Whether the memory is symmetric memory of this device.
     pub(crate) fn is_symmetric(&self, memory: &Memory) -> bool {
         self.shared.space.is_symmetric(memory)

@@ -13,6 +13,7 @@
 mod block;
 mod capabilities;
 mod capture;
+mod chunk;
 pub mod communicator;
 mod compare;
 mod control;

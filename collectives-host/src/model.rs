@@ -2,13 +2,18 @@
 
 use std::time::Duration;
 
-use collectives_core::error::{Error, Result};
+use collectives_core::error::{Error, Result, Unsupported};
 use collectives_core::rank::Rank;
+
+use crate::region::PAGE;
 
 /// Bytes of a granule unless the model says otherwise, as on NVIDIA devices.
 const GRANULE: usize = 2 << 20;
 /// What a granule must be a multiple of, so that every block keeps 256-byte alignment.
 const GRANULE_UNIT: usize = 256;
+/// Bytes of addresses for windows unless the model says otherwise: half of what NCCL reserves where
+/// the largest device has 141 GB.
+const ADDRESSES: usize = 72 << 30;
 /// Bytes that the quarantine keeps unless the model says otherwise.
 const QUARANTINE: usize = 256 << 20;
 
@@ -114,6 +119,7 @@ pub struct DeviceModel {
     quarantine: usize,
     stream_mode: StreamMode,
     shared_memory: bool,
+    addresses: Option<usize>,
 }
 
 impl Default for DeviceModel {
@@ -142,6 +148,7 @@ impl DeviceModel {
             quarantine: QUARANTINE,
             stream_mode: StreamMode::Inline,
             shared_memory: false,
+            addresses: Some(ADDRESSES),
         }
     }
 
@@ -237,6 +244,14 @@ impl DeviceModel {
         self
     }
 
+    /// Bytes of addresses that the windows of a communicator that extends some may take together;
+    /// `None` for a device that cannot map memory twice.
+    #[must_use]
+    pub const fn with_addresses(mut self, bytes: Option<usize>) -> Self {
+        self.addresses = bytes;
+        self
+    }
+
     /// How streams run unless they are created with a mode.
     #[must_use]
     pub const fn with_stream_mode(mut self, mode: StreamMode) -> Self {
@@ -327,6 +342,28 @@ impl DeviceModel {
     #[must_use]
     pub const fn shared_memory(&self) -> bool {
         self.shared_memory
+    }
+
+    /// See [`DeviceModel::with_addresses`].
+    #[must_use]
+    pub const fn addresses(&self) -> Option<usize> {
+        self.addresses
+    }
+
+    /// Bytes of addresses for windows that are extended, or why none can be.
+    pub(crate) fn aliasing(&self) -> Result<usize> {
+        let why = if self.overhead > 0 {
+            "the backend keeps bytes at the end of every block, which would lie between others"
+        } else if self.shared_memory {
+            "what other processes map is one file each"
+        } else if !self.granule.is_multiple_of(PAGE) {
+            "granules are no whole pages"
+        } else if let Some(addresses) = self.addresses {
+            return Ok(addresses);
+        } else {
+            "the device model does not"
+        };
+        Err(Error::unsupported(Unsupported::Aliasing(why.to_owned())).on_backend("host"))
     }
 
     pub(crate) const fn skew(&self) -> Option<Skew> {

@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use collectives_core::addr::Addr;
-use collectives_core::error::{Error, ErrorKind, Result};
+use collectives_core::error::{Error, ErrorKind, Result, Unsupported};
 use collectives_core::memory::Memory;
 use collectives_core::rank::DeviceId;
 
 use crate::block::{Block, SharedPlace};
+use crate::chunk::Chunk;
 use crate::event::Event;
 use crate::model::DeviceModel;
 use crate::queue::any_queue;
@@ -49,8 +50,10 @@ pub enum MemoryViolation {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryReport {
-    /// Bytes of symmetric memory, in whole granules and without guards.
+    /// Bytes of symmetric memory, in whole granules and without guards, each once.
     pub mapped_bytes: usize,
+    /// Bytes of addresses that map symmetric memory; a byte with two addresses counts twice.
+    pub address_bytes: usize,
     /// Bytes of ordinary memory.
     pub ordinary_bytes: usize,
     /// Blocks of symmetric memory.
@@ -123,6 +126,44 @@ impl Space {
             shared,
         );
         self.own(state, block, bytes)
+    }
+
+    /// Symmetric memory of at least `bytes` bytes that maps the memory of the block at `first`, if
+    /// that is given, and then new memory, all of which later blocks can map again.
+    pub(crate) fn allocate_arena(
+        self: &Arc<Self>,
+        bytes: usize,
+        first: Option<Addr>,
+    ) -> Result<Memory> {
+        let whole = bytes
+            .max(1)
+            .checked_next_multiple_of(self.model.granule())
+            .ok_or_else(|| self.out_of_memory(bytes))?;
+        let chunks = self.lock().chunks_at(first)?;
+        let have = chunks.iter().map(|chunk| chunk.bytes).sum();
+        let charged = whole.max(have);
+        let mut state = self.collected(charged - have, bytes)?;
+        let block = self.map_arena(&mut state, chunks, charged, charged - have);
+        self.own(state, block, bytes)
+    }
+
+    /// A block of `charged` bytes over these chunks and one of `more` bytes.
+    fn map_arena(
+        &self,
+        state: &mut State,
+        mut chunks: Vec<Arc<Chunk>>,
+        charged: usize,
+        more: usize,
+    ) -> Option<Block> {
+        if more > 0 {
+            let name = format!("collectives-{}", self.device);
+            let chunk = Chunk::new(&name, more)
+                .inspect_err(|error| tracing::debug!(%error, "no memory that can be mapped twice"));
+            chunks.push(Arc::new(chunk.ok()?));
+        }
+        let (granule, guard) = (self.model.granule(), self.model.guard());
+        let block = Block::symmetric(&mut state.addresses, charged, granule, 0, guard, false)?;
+        block.over(chunks, &mut state.addresses)
     }
 
     /// The error of a request that cannot be met.
@@ -224,7 +265,7 @@ impl Space {
             freed
         };
         for Freed { key, .. } in freed {
-            let Some(block) = state.live.remove(&key) else {
+            let Some(mut block) = state.live.remove(&key) else {
                 continue;
             };
             state.report.subtract(&block);
@@ -273,6 +314,21 @@ impl State {
         }
     }
 
+    /// What the block at this address consists of, so that another can map it too.
+    fn chunks_at(&self, first: Option<Addr>) -> Result<Vec<Arc<Chunk>>> {
+        let Some(addr) = first else {
+            return Ok(Vec::new());
+        };
+        let block = self.live.values().find(|block| block.addr == addr);
+        match block.map(Block::chunks) {
+            Some(chunks) if !chunks.is_empty() => Ok(chunks.to_vec()),
+            _ => {
+                let text = "the window was not made extensible when its memory was allocated";
+                Err(Error::unsupported(Unsupported::Aliasing(text.to_owned())).on_backend("host"))
+            }
+        }
+    }
+
     /// Gives everything back; nobody uses any of it any more.
     fn end(mut self, poison: Option<u8>) {
         for (_, block) in std::mem::take(&mut self.live) {
@@ -303,15 +359,21 @@ impl State {
 
 impl MemoryReport {
     fn add(&mut self, block: &Block) {
+        if block.is_symmetric() {
+            self.address_bytes += block.charged;
+        }
         let (bytes, blocks) = self.kind(block);
-        *bytes += block.charged;
+        *bytes += block.lost();
         *blocks += 1;
         self.peak_bytes = self.peak_bytes.max(self.mapped_bytes + self.ordinary_bytes);
     }
 
     fn subtract(&mut self, block: &Block) {
+        if block.is_symmetric() {
+            self.address_bytes -= block.charged;
+        }
         let (bytes, blocks) = self.kind(block);
-        *bytes -= block.charged;
+        *bytes -= block.lost();
         *blocks -= 1;
     }
 

@@ -7,7 +7,7 @@ use collectives_core::addr::{Addr, Operand, WindowId, WindowSlice};
 use collectives_core::agreement::{mismatch, odd_one_out};
 use collectives_core::collective::Collective;
 use collectives_core::device::Device;
-use collectives_core::error::{Error, Field, Misuse, Result, Unsupported};
+use collectives_core::error::{Error, Field, Misuse, Result};
 use collectives_core::memory::{KeepAlive, Memory};
 use collectives_core::rank::{CommId, Rank};
 use collectives_core::symmetric::SymmetricMemory;
@@ -57,6 +57,8 @@ pub(crate) struct Windows {
     live: BTreeMap<WindowId, Arc<Window>>,
     /// The windows by address.
     by_address: Vec<Arc<Window>>,
+    /// Whether memory is allocated so that other ranges can map it too.
+    extensible: bool,
 }
 
 impl Windows {
@@ -69,6 +71,7 @@ impl Windows {
             next: 0,
             live: BTreeMap::new(),
             by_address: Vec::new(),
+            extensible: false,
         }
     }
 
@@ -208,12 +211,22 @@ impl Windows {
 
 impl SymmetricMemory for Windows {
     fn allocate(&mut self, bytes: usize, extend: Option<WindowId>) -> Result<Memory> {
-        if extend.is_some() {
-            let what = "a window cannot be extended: this device maps no bytes twice";
-            return Err(Error::unsupported(Unsupported::Operation(what.to_owned())));
-        }
         self.seat.check_open()?;
-        self.device.allocate_symmetric(bytes)
+        let first = match extend {
+            Some(window) => Some(self.live.get(&window).ok_or(Misuse::UnknownWindow)?.base),
+            None => None,
+        };
+        match first.is_some() || self.extensible {
+            true => self.device.allocate_arena(bytes, first),
+            false => self.device.allocate_symmetric(bytes),
+        }
+    }
+
+    fn extensible(&mut self) -> Result<usize> {
+        self.seat.check_open()?;
+        let addresses = self.device.model().aliasing()?;
+        self.extensible = true;
+        Ok(addresses)
     }
 
     fn register(&mut self, memory: &Memory) -> Result<WindowId> {

@@ -52,6 +52,7 @@
 //!   division, each rounded to the element type; other averages are NCCL's own.
 //! * A multicast kernel is never asked for, unless [`Algorithm`](options::Algorithm) says so.
 
+mod addresses;
 pub mod communicator;
 mod control;
 mod convert;

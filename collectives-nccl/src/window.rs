@@ -12,6 +12,7 @@ use collectives_core::rank::{CommId, Rank};
 use collectives_core::symmetric::SymmetricMemory;
 use nccl_sys::WindowFlags;
 
+use crate::addresses;
 use crate::control::{Exchange, Round};
 use crate::convert;
 use crate::device::{CudaDevice, address};
@@ -272,6 +273,11 @@ impl Windows {
         Ok(address(pointer.expose_provenance() as u64))
     }
 
+    fn check_extensible(&self) -> Result<()> {
+        let checked = addresses::check(self.state.nccl.version());
+        checked.map_err(|error| self.state.named(error.during("allocate")))
+    }
+
     fn outcome<T>(&self, result: Result<T>, operation: &'static str) -> Result<T> {
         result.map_err(|error| self.state.note(error.during(operation)))
     }
@@ -283,6 +289,7 @@ impl SymmetricMemory for Windows {
         let first = match extend {
             None => None,
             Some(window) => {
+                self.check_extensible()?;
                 let live = self.live();
                 let window = live.get(&window).ok_or(Misuse::UnknownWindow)?;
                 let blocks = self.device.shared.blocks()?;
@@ -297,6 +304,13 @@ impl SymmetricMemory for Windows {
         self.device
             .allocate_symmetric(bytes, first, self.state.rank())
             .map_err(|error| self.state.named(error.during("allocate")))
+    }
+
+    fn extensible(&mut self) -> Result<usize> {
+        self.state.check_open()?;
+        self.check_extensible()?;
+        let (_, total) = self.device.memory_info()?;
+        Ok(addresses::budget(total))
     }
 
     fn register(&mut self, memory: &Memory) -> Result<WindowId> {

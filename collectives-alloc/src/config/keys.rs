@@ -26,6 +26,7 @@ pub(crate) enum Key {
     DType,
     Cap,
     Limit,
+    MaxWindows,
     Seal,
     OnMiss,
     Domain,
@@ -36,7 +37,7 @@ pub(crate) enum Key {
 
 impl Key {
     /// Every key, in the order a configuration is written.
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 16] = [
         Self::Policy,
         Self::Growth,
         Self::ClassesPerOctave,
@@ -46,6 +47,7 @@ impl Key {
         Self::DType,
         Self::Cap,
         Self::Limit,
+        Self::MaxWindows,
         Self::Seal,
         Self::OnMiss,
         Self::Domain,
@@ -66,6 +68,7 @@ impl Key {
             Self::DType => "dtype",
             Self::Cap => "cap",
             Self::Limit => "limit",
+            Self::MaxWindows => "max_windows",
             Self::Seal => "seal",
             Self::OnMiss => "on_miss",
             Self::Domain => "domain",
@@ -90,9 +93,11 @@ impl Key {
     pub(super) fn allowed(self) -> String {
         match self {
             Self::Policy => "the name of a policy".to_owned(),
-            Self::Growth => "a number greater than 1 and at most 4".to_owned(),
+            Self::Growth => "a number greater than 1 and at most 4, or 1 with `arena`".to_owned(),
             Self::ClassesPerOctave => "a whole number from 1 to 16".to_owned(),
-            Self::MaxTokens | Self::Hidden => "a whole number greater than 0".to_owned(),
+            Self::MaxTokens | Self::Hidden | Self::MaxWindows => {
+                "a whole number greater than 0".to_owned()
+            }
             Self::MaxRequest | Self::Cap | Self::Limit => {
                 format!("greater than 0 and {}", bytes::ALLOWED)
             }
@@ -154,7 +159,7 @@ impl ScratchConfig {
         let size = || text.parse().ok().filter(|size: &ByteSize| size.get() > 0);
         match key {
             Key::Policy => self.policy = Some(text.to_owned()).filter(|name| !name.is_empty()),
-            Key::Growth => self.growth = text.parse().ok().filter(|&g| 1.0 < g && g <= 4.0),
+            Key::Growth => self.growth = text.parse().ok().filter(|g| (1.0..=4.0).contains(g)),
             Key::ClassesPerOctave => {
                 self.classes_per_octave = text.parse().ok().filter(|k| (1..=16).contains(k));
             }
@@ -164,6 +169,7 @@ impl ScratchConfig {
             Key::DType => self.dtype = text.parse().ok(),
             Key::Cap => self.cap = size(),
             Key::Limit => self.limit = size(),
+            Key::MaxWindows => self.max_windows = count(),
             Key::Seal => self.seal = Choice::named(text)?,
             Key::OnMiss => self.on_miss = Choice::named(text)?,
             Key::Domain => self.domain = Choice::named(text)?,
@@ -188,6 +194,7 @@ impl ScratchConfig {
             Key::DType => self.dtype.and_then(|dtype| text(dtype.name())),
             Key::Cap => size(self.cap),
             Key::Limit => size(self.limit),
+            Key::MaxWindows => self.max_windows.map(Value::Integer),
             Key::Seal => text(self.seal.name()),
             Key::OnMiss => text(self.on_miss.name()),
             Key::Domain => text(self.domain.name()),

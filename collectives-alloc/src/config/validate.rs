@@ -23,7 +23,27 @@ impl ScratchConfig {
                     })?;
             }
         }
+        self.check_growth()?;
         self.bound().map(|_| ())
+    }
+
+    /// Without growth only `arena` keeps a bound; what a third party's policy does is its own affair.
+    fn check_growth(&self) -> Result<(), String> {
+        const GROWING: [&str; 5] = [
+            "exact",
+            "replace",
+            "geometric",
+            "geometric-class",
+            "reserved",
+        ];
+        match self.growth {
+            Some(growth) if growth <= 1.0 && GROWING.contains(&self.policy_name()) => Err(format!(
+                "{}, but must be above 1 for the policy `{}`",
+                self.describe(Key::Growth),
+                self.policy_name()
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// The largest request from `max_request`, or from the three parts.

@@ -22,18 +22,33 @@
 //!
 //! [`Memory::try_enter`]: collectives_core::memory::Memory::try_enter
 //!
+//! # Arenas
+//!
+//! A slot may be a *generation* of an arena: an address range that maps the bytes of the generation
+//! before it and new ones. Only the newest is leased; older ones are retired, and stay for the
+//! graphs that captured them. Because all of them are the same bytes, they share one fence and one
+//! claim: an eager use of the newest waits for replays on any of them and is waited for by them.
+//!
+//! # Out of memory
+//!
+//! If some rank gets no memory, all of them give up every slot that nobody holds on any rank, and
+//! try once more. What they get then is the outcome.
+//!
 //! # Domains
 //!
 //! With a domain per stream or per graph, `reserve` fills the shared domain, and a domain that
 //! misses takes over from it the slot that the policy would hit there. What a capture took over
 //! goes with its graph; so reserve again before the next capture.
 
+mod arena;
 mod hold;
 mod ledger;
+mod make;
 mod miss;
 mod plan;
 mod reserve;
 mod retire;
+mod room;
 mod round;
 mod serve;
 mod slot;
@@ -72,6 +87,9 @@ pub struct Pool {
     poisoned: Option<String>,
     /// Why registering will never work here.
     unsupported: Option<Unsupported>,
+    /// Bytes of addresses for windows, the least of all ranks, or why none can be extended; once
+    /// that was asked.
+    addresses: Option<Result<usize, Unsupported>>,
 }
 
 /// What a pool learned of its communicator at the first call.
@@ -86,7 +104,18 @@ struct Home {
 #[derive(Clone, Copy, Debug)]
 enum Verdict {
     Hit(usize),
-    Grow { capacity: usize, retire: bool },
+    Grow { capacity: usize, how: How },
+}
+
+/// What a new slot does to those there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    /// It comes beside them.
+    Beside,
+    /// It retires them.
+    Replacing,
+    /// It maps the bytes of the one at this index again, and retires it, or begins an arena.
+    Extending(Option<usize>),
 }
 
 /// A slot to be made.
@@ -95,7 +124,7 @@ struct Growing {
     domain: usize,
     bytes: usize,
     capacity: usize,
-    retire: bool,
+    how: How,
 }
 
 impl Pool {
@@ -114,6 +143,7 @@ impl Pool {
             closed: false,
             poisoned: None,
             unsupported: None,
+            addresses: None,
         }
     }
 
@@ -174,6 +204,8 @@ impl ScratchAllocator for Pool {
                 Refusal::OverCap { .. } => Some(Reason::OverCap),
                 Refusal::Policy => Some(Reason::Policy),
                 Refusal::OverLimit { .. } => configured(Reason::OverLimit),
+                Refusal::OverWindows { .. } => configured(Reason::OverWindows),
+                Refusal::OverAddresses { .. } => configured(Reason::OverAddresses),
                 _ => None,
             },
             ErrorKind::NeedsReserve { when, .. } => match when {
@@ -182,6 +214,7 @@ impl ScratchAllocator for Pool {
                 _ => None,
             },
             ErrorKind::OutOfMemory { .. } => configured(Reason::OutOfMemory),
+            ErrorKind::Unsupported(Unsupported::Aliasing(_)) => configured(Reason::NoAliasing),
             // Found on all ranks alike, and remembered, so that no later call tries again.
             ErrorKind::Unsupported(
                 Unsupported::SymmetricMemory(_) | Unsupported::NullWindow | Unsupported::Version(_),

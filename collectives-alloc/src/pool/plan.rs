@@ -5,8 +5,9 @@ use collectives_core::error::{Error, ErrorKind, Misuse, Refusal, Result};
 use collectives_core::scratch::{Plan, Request};
 
 use crate::policy::{Ask, Decision, SlotView};
+use crate::pool::slot::Slot;
 use crate::pool::table::SHARED;
-use crate::pool::{Pool, Verdict};
+use crate::pool::{How, Pool, Verdict};
 
 /// What a simulation came to.
 #[derive(Debug)]
@@ -20,14 +21,14 @@ impl Pool {
     /// Serves the requests one after another on copies of what the policy sees.
     pub(super) fn simulate(&self, info: &CommInfo, requests: &[Request]) -> Result<Simulated> {
         let shared = &self.table.domains()[SHARED];
-        let view = |slot: &super::slot::Slot| SlotView {
+        let view = |slot: &Slot| SlotView {
             capacity: slot.capacity,
             leased: slot.is_leased(),
         };
         let mut views: Vec<_> = shared.live().iter().map(view).collect();
         // Slots that stay although a policy retires them, because somebody holds them.
         let mut kept: Vec<usize> = Vec::new();
-        let mut unretired = shared.live().len();
+        let mut unretired: Vec<_> = shared.live().iter().collect();
         let mut plan = Plan::default();
         let mut refusal = None;
         for request in requests {
@@ -41,14 +42,22 @@ impl Pool {
             };
             match self.judge(&views, &ask) {
                 Ok(Verdict::Hit(_)) => {}
-                Ok(Verdict::Grow { capacity, retire }) => {
-                    if retire {
-                        let held = shared.live()[..unretired]
-                            .iter()
-                            .filter(|slot| slot.is_leased() || slot.is_claimed());
-                        kept.extend(held.map(|slot| slot.capacity));
-                        unretired = 0;
-                        views.clear();
+                Ok(Verdict::Grow { capacity, how }) => {
+                    match how {
+                        How::Beside | How::Extending(None) => {}
+                        How::Replacing => {
+                            let held = |slot: &&Slot| slot.is_leased() || slot.is_claimed();
+                            let held = unretired.drain(..).filter(held);
+                            kept.extend(held.map(|slot| slot.capacity));
+                            views.clear();
+                        }
+                        // Its bytes are there once, whoever holds the generation before.
+                        How::Extending(Some(index)) => {
+                            views.remove(index);
+                            if index < unretired.len() {
+                                unretired.remove(index);
+                            }
+                        }
                     }
                     views.push(SlotView {
                         capacity,
@@ -65,8 +74,9 @@ impl Pool {
         let elsewhere = self.table.domains()[SHARED + 1..]
             .iter()
             .flat_map(|slots| slots.live());
-        let elsewhere = self.table.retired().iter().chain(elsewhere);
-        kept.extend(elsewhere.map(|slot| slot.capacity));
+        let retired = self.table.retired().iter();
+        let retired = retired.filter(|slot| !self.table.maps_again(slot));
+        kept.extend(retired.chain(elsewhere).map(|slot| slot.capacity));
         kept.extend(views.iter().map(|view| view.capacity));
         let sum = |sizes: &mut dyn Iterator<Item = usize>| sizes.fold(0, usize::saturating_add);
         plan.capacity_bytes = sum(&mut kept.iter().copied());
@@ -98,7 +108,14 @@ impl Pool {
                 Ok(Verdict::Hit(index))
             }
             Decision::Grow { capacity, retire } if capacity >= ask.bytes => {
-                Ok(Verdict::Grow { capacity, retire })
+                let how = if retire { How::Replacing } else { How::Beside };
+                Ok(Verdict::Grow { capacity, how })
+            }
+            Decision::Extend { slot, capacity }
+                if capacity >= ask.bytes && extends(views, slot, capacity) =>
+            {
+                let how = How::Extending(slot);
+                Ok(Verdict::Grow { capacity, how })
             }
             Decision::Refuse => Err(refused(Refusal::Policy)),
             decision => {
@@ -113,4 +130,10 @@ impl Pool {
             }
         }
     }
+}
+
+/// Whether the slot, if there is one, is free and smaller.
+fn extends(views: &[SlotView], slot: Option<usize>, capacity: usize) -> bool {
+    let free = |view: &SlotView| !view.leased && view.capacity < capacity;
+    slot.is_none_or(|index| views.get(index).is_some_and(free))
 }

@@ -39,12 +39,12 @@ impl Pool {
         let mut registrations = 0;
         for request in requests {
             let verdict = self.decide(SHARED, &home.ask(request.bytes))?;
-            if let Verdict::Grow { capacity, retire } = verdict {
+            if let Verdict::Grow { capacity, how } = verdict {
                 let growing = Growing {
                     domain: SHARED,
                     bytes: request.bytes,
                     capacity,
-                    retire,
+                    how,
                 };
                 self.grow(comm, growing, Step::ReserveMiss)?;
                 registrations += 1;

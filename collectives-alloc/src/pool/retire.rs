@@ -5,6 +5,7 @@ use collectives_core::error::{Error, ErrorKind, Result};
 use collectives_core::scratch::{SlotId, Trimmed};
 
 use crate::pool::Pool;
+use crate::pool::arena::Base;
 use crate::pool::round::{Step, Subject};
 
 impl Pool {
@@ -74,6 +75,27 @@ impl Pool {
         })
     }
 
+    /// Frees every slot but `base` that no lease and no graph holds on any rank, because some rank is
+    /// out of memory. How many there were.
+    pub(super) fn give_up_idle(
+        &mut self,
+        comm: &mut dyn Communicator,
+        base: Option<&Base>,
+    ) -> Result<usize> {
+        let mut idle = self.table.everything();
+        idle.retain(|&slot| base.is_none_or(|base| base.id != slot));
+        if idle.is_empty() {
+            return Ok(0);
+        }
+        let capturing = self.is_capturing();
+        let ballot = self.ballot(idle, capturing);
+        let facts = ballot.facts(0);
+        let records = self.round(comm, Step::Pressure, Subject::default(), &facts)?;
+        let idle = ballot.free(&records);
+        self.free(comm, &idle)?;
+        Ok(idle.len())
+    }
+
     /// Trims, and gives up what is still held: its bytes and windows belong to the graphs and
     /// leases that hold it, and to the communicator, from then on.
     pub(super) fn close_at(&mut self, comm: &mut dyn Communicator) -> Result<Deferred> {
@@ -84,10 +106,11 @@ impl Pool {
             None => self.trim_at(comm, Step::Close),
         };
         self.closed = true;
+        let mapped_bytes = self.table.mapped();
         let left = self.table.take_all();
         let deferred = Deferred {
             windows: left.len(),
-            mapped_bytes: left.iter().map(|slot| slot.mapped).sum(),
+            mapped_bytes,
             communicator: false,
         };
         drop(left);

@@ -26,6 +26,10 @@ pub(super) enum Step {
     Settled = 6,
     /// The outcome of an allocation.
     Outcome = 7,
+    /// How many addresses windows may take.
+    Addresses = 8,
+    /// The bitmap of a rank that is out of memory.
+    Pressure = 9,
 }
 
 /// The numbers that must be equal on all ranks, apart from configuration and slots.

@@ -68,12 +68,12 @@ impl Pool {
         let domain = self.table.domain(site);
         let (index, event) = match self.decide(domain, &ask)? {
             Verdict::Hit(index) => (index, Event::Hit),
-            Verdict::Grow { capacity, retire } => {
+            Verdict::Grow { capacity, how } => {
                 let growing = Growing {
                     domain,
                     bytes,
                     capacity,
-                    retire,
+                    how,
                 };
                 (self.miss(comm, growing, site)?, Event::Growth)
             }

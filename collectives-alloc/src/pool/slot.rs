@@ -23,15 +23,22 @@ pub(super) struct Slot {
     pub(super) mapped: usize,
     start: WindowSlice,
     /// The pool is one owner; every graph that claimed the slot is another.
-    memory: Memory,
+    pub(super) memory: Memory,
     hold: Arc<Hold>,
     /// The stream of the last eager use.
-    last_user: Option<StreamRef>,
-    /// Whether a graph owned the slot when that was last looked at.
-    claimed: bool,
+    pub(super) last_user: Option<StreamRef>,
+    /// Whether a graph owned the bytes when that was last looked at.
+    pub(super) claimed: bool,
     /// The last capture that used the slot, and the stream it used it on.
-    last_capture: Option<(CaptureId, StreamRef)>,
-    _charge: Option<Charge>,
+    pub(super) last_capture: Option<(CaptureId, StreamRef)>,
+    /// Whether a graph owned this slot's own addresses when that was last looked at.
+    pub(super) captured: bool,
+    /// The first generation of the arena that the slot is a generation of.
+    pub(super) arena: Option<SlotId>,
+    /// What every graph that captured any generation of the arena owns. Only the newest has it.
+    pub(super) body: Option<Memory>,
+    /// What the bytes are charged as, for the next generation to keep them charged too.
+    pub(super) charges: Vec<Arc<Charge>>,
 }
 
 /// What becomes a slot once all ranks have it.
@@ -39,7 +46,8 @@ pub(super) struct Slot {
 pub(super) struct Parts {
     pub(super) memory: Memory,
     pub(super) fence: Fence,
-    pub(super) charge: Option<Charge>,
+    /// What the bytes are charged as, oldest first.
+    pub(super) charges: Vec<Arc<Charge>>,
 }
 
 impl Slot {
@@ -68,7 +76,10 @@ impl Slot {
             last_user: None,
             claimed: false,
             last_capture: None,
-            _charge: parts.charge,
+            captured: false,
+            arena: None,
+            body: None,
+            charges: parts.charges,
         })
     }
 
@@ -110,7 +121,7 @@ impl Slot {
             let (device, fence) = (&*self.hold.device, &self.hold.fence);
             if self.claimed {
                 // Replays are invisible to the pool; the fence is what they record and wait for.
-                let entered = self.memory.try_enter()?;
+                let entered = self.claims().try_enter()?;
                 device.wait(fence, stream)?;
                 self.hold.record_at_end(stream, Some(entered));
                 waits = true;
@@ -141,6 +152,9 @@ impl Slot {
         };
         if same_capture.is_none() {
             device.retain(stream, self.memory.clone())?;
+            if let Some(body) = &self.body {
+                device.retain(stream, body.clone())?;
+            }
         }
         if events {
             if let Some(branch) = same_capture
@@ -161,6 +175,7 @@ impl Slot {
             return Err(left_its_stream(self.id));
         }
         self.claimed = true;
+        self.captured = true;
         self.last_capture = Some((capture, stream.clone()));
         Ok(events)
     }
@@ -170,7 +185,7 @@ impl Slot {
     fn stay_on(&self, stream: &StreamRef) -> Result<()> {
         let eager = self.last_user.as_ref().map(StreamRef::id);
         let last = if self.claimed {
-            self.memory.last_stream().or(eager)
+            self.claims().last_stream().or(eager)
         } else {
             eager
         };
@@ -183,10 +198,22 @@ impl Slot {
     /// Notices that all graphs that claimed the slot are gone, which changes no decision.
     #[inline]
     fn forget_dead_claims(&mut self) {
-        if self.claimed && self.memory.is_sole_owner() {
+        if self.claimed
+            && self
+                .body
+                .as_mut()
+                .unwrap_or(&mut self.memory)
+                .is_sole_owner()
+        {
             self.claimed = false;
+            self.captured = false;
             self.last_capture = None;
         }
+    }
+
+    /// What every graph owns that uses the bytes, at whatever addresses.
+    fn claims(&self) -> &Memory {
+        self.body.as_ref().unwrap_or(&self.memory)
     }
 
     /// Whether the capture that last used the slot goes on.
@@ -214,6 +241,11 @@ impl Slot {
         })
     }
 
+    /// What orders uses of the bytes.
+    pub(super) fn fence(&self) -> &Fence {
+        &self.hold.fence
+    }
+
     /// Waits until the last use has finished, also if it failed.
     pub(super) fn settle(&self) {
         if let Some(stream) = &self.last_user
@@ -229,13 +261,14 @@ impl Slot {
             capacity: self.capacity,
             mapped: self.mapped,
             leased: self.is_leased(),
-            claimed: self.claimed,
+            claimed: self.captured,
             retired,
+            arena: self.arena.map(|first| first.0),
         }
     }
 
     pub(super) fn is_claimed(&self) -> bool {
-        self.claimed
+        self.captured
     }
 }
 

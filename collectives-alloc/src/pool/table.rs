@@ -208,6 +208,15 @@ impl Table {
         self.retired.sort_unstable_by_key(|slot| slot.id);
     }
 
+    /// Retires one live slot of a domain, and gives it.
+    pub(super) fn supersede(&mut self, domain: usize, id: SlotId) -> Option<&mut Slot> {
+        let slots = &mut self.domains[domain];
+        let index = slots.live.iter().position(|slot| slot.id == id)?;
+        let slot = slots.remove(index);
+        self.retire_one(slot);
+        self.retired.iter_mut().find(|slot| slot.id == id)
+    }
+
     /// Keeps a slot that could not be freed.
     pub(super) fn retire_one(&mut self, slot: Slot) {
         self.retired.push(slot);
@@ -245,15 +254,31 @@ impl Table {
         self.retired.iter_mut().chain(live)
     }
 
-    /// Takes a slot out.
+    /// Takes a slot out. If it was the newest generation of an arena, the one before it is lent
+    /// again, so that its bytes are not there for graphs alone.
     pub(super) fn take(&mut self, id: SlotId) -> Option<Slot> {
         if let Some(index) = self.retired.iter().position(|slot| slot.id == id) {
             return Some(self.retired.remove(index));
         }
-        self.domains.iter_mut().find_map(|slots| {
-            let index = slots.live.iter().position(|slot| slot.id == id)?;
-            Some(slots.remove(index))
-        })
+        let (domain, index) = self
+            .domains
+            .iter()
+            .enumerate()
+            .find_map(|(domain, slots)| {
+                let index = slots.live.iter().position(|slot| slot.id == id)?;
+                Some((domain, index))
+            })?;
+        let mut slot = self.domains[domain].remove(index);
+        let before = slot.arena.and_then(|arena| {
+            let same = |other: &Slot| other.arena == Some(arena);
+            self.retired.iter().rposition(same)
+        });
+        if let Some(before) = before {
+            let mut before = self.retired.remove(before);
+            before.inherit(&mut slot);
+            self.domains[domain].push(before);
+        }
+        Some(slot)
     }
 
     /// Takes all slots out, ascending.
@@ -273,8 +298,30 @@ impl Table {
             .retain(|slots| slots.key == Domain::Shared || !slots.live.is_empty());
     }
 
+    /// Whether a newer generation maps the bytes of this slot again.
+    pub(super) fn maps_again(&self, slot: &Slot) -> bool {
+        slot.arena.is_some()
+            && self
+                .iter()
+                .any(|other| other.arena == slot.arena && other.id > slot.id)
+    }
+
+    /// Bytes that the device lost to all slots, each once.
     pub(super) fn mapped(&self) -> usize {
-        self.iter().map(|slot| slot.mapped).sum()
+        self.mapped_without(&[])
+    }
+
+    /// Bytes that the device would have lost to the slots that are not `going`.
+    pub(super) fn mapped_without(&self, going: &[SlotId]) -> usize {
+        let staying = || self.iter().filter(|slot| !going.contains(&slot.id));
+        let newest = |slot: &Slot| {
+            let newer = |other: &Slot| other.arena == slot.arena && other.id > slot.id;
+            slot.arena.is_none() || !staying().any(newer)
+        };
+        staying()
+            .filter(|slot| newest(slot))
+            .map(|slot| slot.mapped)
+            .fold(0, usize::saturating_add)
     }
 
     /// The state that must be equal on all ranks.

@@ -2,6 +2,7 @@
 
 use collectives_core::error::{Error, Result};
 
+use crate::arena::Arena;
 use crate::config::{Key, ScratchConfig};
 use crate::exact::Exact;
 use crate::geometric::Geometric;
@@ -15,7 +16,7 @@ impl Registry {
     /// The policies of this crate.
     #[must_use]
     pub fn builtin() -> Self {
-        let makers: [(&str, MakePolicy); 5] = [
+        let makers: [(&str, MakePolicy); 6] = [
             ("exact", |_| Ok(Box::new(Exact::new()))),
             ("replace", |config| {
                 Ok(Box::new(Replace::new(growth(config))?))
@@ -28,6 +29,10 @@ impl Registry {
                 Ok(Box::new(GeometricClass::new(classes)?))
             }),
             ("reserved", reserved),
+            ("arena", |config| {
+                let growth = config.growth.unwrap_or(Arena::DEFAULT_GROWTH);
+                Ok(Box::new(Arena::new(growth)?))
+            }),
         ];
         let named = |(name, maker): (&str, MakePolicy)| (name.to_owned(), Maker::Policy(maker));
         Self {

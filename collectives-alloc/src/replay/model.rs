@@ -40,6 +40,16 @@ pub(super) struct Slot {
     pub(super) capacity: usize,
     pub(super) leased: bool,
     pub(super) claimed: bool,
+    /// The first generation of its arena.
+    pub(super) arena: Option<u64>,
+}
+
+/// A new slot, and what it does to those there are.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum New {
+    Beside(usize),
+    Replacing(usize),
+    Extending(Option<usize>, usize),
 }
 
 /// All slots.
@@ -75,11 +85,11 @@ impl<'a> Model<'a> {
     ) -> Result<Served, Refused> {
         let domain = self.domain(place);
         let (index, grown) = match self.decide(domain, bytes)? {
-            Decision::Grow { capacity, retire } if may_grow => {
-                (self.grow(domain, capacity, retire)?, true)
-            }
             Decision::Hit(index) => (index, false),
-            _ => return Err(Refused::Miss),
+            decision => match New::of(decision) {
+                Some(new) if may_grow => (self.grow(domain, new)?, true),
+                _ => return Err(Refused::Miss),
+            },
         };
         let slot = &mut self.domains[domain].1[index];
         slot.leased = true;
@@ -92,11 +102,10 @@ impl<'a> Model<'a> {
 
     /// Makes a request a hit; whether that took a new slot.
     pub(super) fn reserve(&mut self, bytes: usize) -> Result<bool, Refused> {
-        match self.judge(&views(&self.domains[SHARED].1), bytes)? {
-            Decision::Grow { capacity, retire } => {
-                self.grow(SHARED, capacity, retire).map(|_| true)
-            }
-            _ => Ok(false),
+        let decision = self.judge(&views(&self.domains[SHARED].1), bytes)?;
+        match New::of(decision) {
+            Some(new) => self.grow(SHARED, new).map(|_| true),
+            None => Ok(false),
         }
     }
 
@@ -106,17 +115,21 @@ impl<'a> Model<'a> {
         requests
             .iter()
             .all(|&bytes| match self.judge(&views, bytes) {
-                Ok(Decision::Grow { capacity, retire }) => {
-                    if retire {
-                        views.clear();
+                Ok(decision) => {
+                    if let Some(new) = New::of(decision) {
+                        match new {
+                            New::Replacing(_) => views.clear(),
+                            New::Extending(Some(index), _) => drop(views.remove(index)),
+                            New::Beside(_) | New::Extending(None, _) => {}
+                        }
+                        views.push(SlotView {
+                            capacity: new.capacity(),
+                            leased: false,
+                        });
                     }
-                    views.push(SlotView {
-                        capacity,
-                        leased: false,
-                    });
                     true
                 }
-                judged => judged.is_ok(),
+                Err(_) => false,
             })
     }
 
@@ -158,7 +171,7 @@ impl<'a> Model<'a> {
     fn decide(&mut self, domain: usize, bytes: usize) -> Result<Decision, Refused> {
         let decision = self.judge(&views(&self.domains[domain].1), bytes)?;
         if domain != SHARED
-            && matches!(decision, Decision::Grow { .. })
+            && New::of(decision).is_some()
             && let Ok(Decision::Hit(reserved)) = self.judge(&views(&self.domains[SHARED].1), bytes)
         {
             let slot = self.domains[SHARED].1.remove(reserved);
@@ -185,9 +198,34 @@ impl<'a> Model<'a> {
                 .get(index)
                 .is_some_and(|slot| !slot.leased && slot.capacity >= bytes),
             Decision::Grow { capacity, .. } => capacity >= bytes,
+            Decision::Extend { slot, capacity } => {
+                let smaller = |slot: &SlotView| !slot.leased && slot.capacity < capacity;
+                let free = |index| views.get(index).is_some_and(smaller);
+                capacity >= bytes && slot.is_none_or(free)
+            }
             Decision::Refuse => false,
         };
         keeps_contract.then_some(decision).ok_or(Refused::ByRule)
+    }
+}
+
+impl New {
+    /// What a decision makes, if it makes something.
+    fn of(decision: Decision) -> Option<Self> {
+        match decision {
+            Decision::Grow { capacity, retire } if retire => Some(Self::Replacing(capacity)),
+            Decision::Grow { capacity, .. } => Some(Self::Beside(capacity)),
+            Decision::Extend { slot, capacity } => Some(Self::Extending(slot, capacity)),
+            Decision::Hit(_) | Decision::Refuse => None,
+        }
+    }
+
+    pub(super) const fn capacity(self) -> usize {
+        match self {
+            Self::Beside(capacity) | Self::Replacing(capacity) | Self::Extending(_, capacity) => {
+                capacity
+            }
+        }
     }
 }
 

@@ -305,7 +305,9 @@ fn a_budget_shared_by_communicators_enters_as_an_outcome() {
                 other
             })
         });
-        let failed = kind(acquire(&mut first, comm, 2 * GRANULE, &stream));
+        let failed = kind(acquire(&mut first, comm, 3 * GRANULE, &stream));
+        // Given up for the second try, which failed too.
+        assert_eq!(first.stats().slots, []);
         touch(&mut first, comm, GRANULE, &stream);
         drop(other);
         touch(&mut first, comm, 2 * GRANULE, &stream);
@@ -319,6 +321,34 @@ fn a_budget_shared_by_communicators_enters_as_an_outcome() {
         kinds[0],
         ErrorKind::OutOfMemory { rank: Rank(1), .. }
     ));
+}
+
+#[test]
+// invariant 35
+fn a_rank_that_is_out_of_memory_makes_all_give_up_idle_slots_and_try_once_more() {
+    world(3, |comm| {
+        let (mut pool, stream) = (pool(Exact::new(), |_| {}), comm.stream());
+        let granules = if comm.rank() == 2 { 6 } else { 100 };
+        comm.leave_free(granules * GRANULE);
+        touch(&mut pool, comm, GRANULE, &stream);
+        touch(&mut pool, comm, 2 * GRANULE, &stream);
+        let kept = acquire(&mut pool, comm, GRANULE / 2, &stream).unwrap();
+        touch(&mut pool, comm, 4 * GRANULE, &stream);
+        let slots = pool.stats().slots;
+        assert_eq!(
+            slots.iter().map(|slot| slot.generation).collect::<Vec<_>>(),
+            [3, 4],
+            "what is leased stays"
+        );
+        // Nothing idle would help, and no rank tries for ever.
+        let failed = kind(acquire(&mut pool, comm, 9 * GRANULE, &stream));
+        let (rank, bytes) = (Rank(2), 9 * GRANULE);
+        assert_eq!(failed, ErrorKind::OutOfMemory { rank, bytes });
+        assert_eq!(pool.stats().slots.len(), 1);
+        touch(&mut pool, comm, 5 * GRANULE, &stream);
+        kept.complete().unwrap();
+        balanced(&pool);
+    });
 }
 
 #[test]

@@ -432,6 +432,12 @@ impl SymmetricMemory for MockComm {
         Ok(memory)
     }
 
+    fn extensible(&mut self) -> Result<usize> {
+        Err(Error::unsupported(Unsupported::Aliasing(
+            "not in the mock".to_owned(),
+        )))
+    }
+
     fn register(&mut self, memory: &Memory) -> Result<WindowId> {
         assert!(
             self.mock.captures.lock().unwrap().is_empty(),

@@ -7,6 +7,7 @@
     reason = "tests panic where something is wrong, and make small numbers of large ones"
 )]
 
+mod arena;
 mod common;
 mod disagreement;
 mod failure;

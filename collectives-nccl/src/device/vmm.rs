@@ -140,9 +140,14 @@ impl Blocks {
         self.lock().remove(&(base.value() as DevicePointer));
     }
 
-    /// Mapped bytes of all blocks; memory that two of them map counts twice.
+    /// Mapped bytes of all blocks; memory that several of them map counts once.
     pub(crate) fn mapped_bytes(&self) -> usize {
-        self.lock().values().map(|(bytes, _)| bytes).sum()
+        let live = self.lock();
+        let chunks = live.values().flat_map(|(_, chunks)| &chunks.0);
+        let distinct: BTreeMap<_, _> = chunks
+            .map(|chunk| (Arc::as_ptr(chunk), chunk.bytes))
+            .collect();
+        distinct.values().sum()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<DevicePointer, (usize, Chunks)>> {

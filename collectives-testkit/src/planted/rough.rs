@@ -257,6 +257,7 @@ impl ScratchAllocator for Rough {
             leased: slot.busy.load(Ordering::Acquire),
             claimed: false,
             retired: false,
+            arena: None,
         };
         Stats {
             slots: self.slots.iter().map(slot).collect(),

@@ -1,0 +1,174 @@
+//! Addresses, windows, bytes: what is refused, and how.
+
+use collectives_alloc::bytes::ByteSize;
+use collectives_alloc::options::OnMiss;
+use collectives_core::error::{ErrorKind, Refusal, Unsupported};
+use collectives_core::path::{Path, Reason};
+use collectives_core::rank::Rank;
+use collectives_host::model::DeviceModel;
+use collectives_host::world::HostWorld;
+use rstest::rstest;
+
+use crate::{DEADLINE, GRANULE, Rig, arena};
+
+/// Granules of addresses on each rank; the least counts on all.
+fn poor(granules: [usize; 3]) -> impl Fn(Rank) -> DeviceModel + Sync {
+    move |rank| {
+        DeviceModel::new()
+            .with_granule(GRANULE)
+            .with_addresses(Some(granules[rank.index()] * GRANULE))
+    }
+}
+
+#[test]
+// invariant 53
+fn live_generations_stay_within_the_addresses_of_the_poorest_rank() {
+    HostWorld::new(3)
+        .model(poor([100, 9, 50]))
+        .deadline(DEADLINE)
+        .run(|comm| {
+            let mut rig = Rig::new(comm, &arena());
+            let mut graphs = Vec::new();
+            for granules in [1, 2, 3] {
+                rig.eager(granules * GRANULE, 0);
+                graphs.push(rig.capture(granules * GRANULE));
+            }
+            let error = rig.try_reduce(4 * GRANULE).unwrap_err();
+            let ErrorKind::Refused { why, .. } = error.kind() else {
+                panic!("{error}");
+            };
+            let (addresses, limit) = (10 * GRANULE, 9 * GRANULE);
+            assert_eq!(*why, Refusal::OverAddresses { addresses, limit });
+            rig.eager(3 * GRANULE, 1);
+            for graph in &mut graphs {
+                rig.replay(graph, 5, &rig.stream);
+            }
+            // The addresses of a generation that nobody owns are free at the next collective point.
+            drop(graphs.remove(1));
+            rig.host.wait_for_destructors();
+            rig.eager(4 * GRANULE, 2);
+            assert_eq!(rig.collectives.stats().address_bytes(), 8 * GRANULE);
+            assert_eq!(rig.mapped(), 4 * GRANULE);
+        });
+}
+
+#[test]
+fn a_fallback_for_want_of_addresses_is_counted_and_the_same_on_all_ranks() {
+    HostWorld::new(3)
+        .model(poor([4, 100, 100]))
+        .deadline(DEADLINE)
+        .run(|comm| {
+            let mut config = arena();
+            config.on_miss = OnMiss::Fallback;
+            let mut rig = Rig::new(comm, &config);
+            rig.eager(2 * GRANULE, 0);
+            let graph = rig.capture(2 * GRANULE);
+            for _ in 0..3 {
+                let report = rig.try_reduce(3 * GRANULE).unwrap();
+                assert_eq!(
+                    (report.path, report.reason),
+                    (Path::Fallback, Reason::OverAddresses)
+                );
+            }
+            let stats = rig.collectives.stats();
+            assert_eq!(stats.fallbacks, [(Reason::OverAddresses, 3)]);
+            // Refused alone, without asking the others.
+            assert_eq!(stats.agreements, 3);
+            drop(graph);
+        });
+}
+
+#[rstest]
+#[case(OnMiss::Error)]
+#[case(OnMiss::Fallback)]
+fn where_one_rank_cannot_map_twice_all_refuse_alike(#[case] on_miss: OnMiss) {
+    let model = |rank: Rank| {
+        let addresses = (rank.0 != 1).then_some(1 << 30);
+        DeviceModel::new().with_addresses(addresses)
+    };
+    HostWorld::new(3)
+        .model(model)
+        .deadline(DEADLINE)
+        .run(|comm| {
+            let mut config = arena();
+            config.on_miss = on_miss;
+            let mut rig = Rig::new(comm, &config);
+            for _ in 0..2 {
+                match (on_miss, rig.try_reduce(4096)) {
+                    (OnMiss::Fallback, Ok(report)) => {
+                        assert_eq!(
+                            (report.path, report.reason),
+                            (Path::Fallback, Reason::NoAliasing)
+                        );
+                    }
+                    (OnMiss::Error, Err(error)) => {
+                        let ErrorKind::Unsupported(Unsupported::Aliasing(why)) = error.kind()
+                        else {
+                            panic!("{error}");
+                        };
+                        assert_eq!(why, "rank 1 says that it cannot");
+                    }
+                    (_, outcome) => panic!("{outcome:?}"),
+                }
+            }
+            assert_eq!(rig.collectives.stats().agreements, 1, "asked once");
+        });
+}
+
+#[test]
+// invariant 7
+fn the_limit_on_mapped_bytes_counts_every_byte_once() {
+    let model = |_| DeviceModel::new().with_granule(GRANULE);
+    HostWorld::new(2)
+        .model(model)
+        .deadline(DEADLINE)
+        .run(|comm| {
+            let mut config = arena();
+            config.growth = Some(1.0);
+            config.limit = Some(ByteSize::new(4 * GRANULE));
+            let mut rig = Rig::new(comm, &config);
+            let mut graphs = Vec::new();
+            for granules in 1..=4 {
+                rig.eager(granules * GRANULE, 0);
+                graphs.push(rig.capture(granules * GRANULE));
+            }
+            let error = rig.try_reduce(5 * GRANULE).unwrap_err();
+            let ErrorKind::Refused { why, .. } = error.kind() else {
+                panic!("{error}");
+            };
+            let (mapped, limit) = (5 * GRANULE, 4 * GRANULE);
+            assert_eq!(*why, Refusal::OverLimit { mapped, limit });
+            drop(graphs);
+        });
+}
+
+#[rstest]
+fn a_communicator_has_no_more_windows_than_it_may(
+    #[values("arena", "geometric", "exact", "replace")] policy: &str,
+) {
+    let model = |_| DeviceModel::new().with_granule(GRANULE);
+    HostWorld::new(2)
+        .model(model)
+        .deadline(DEADLINE)
+        .run(|comm| {
+            let mut config = arena();
+            config.policy = Some(policy.to_owned());
+            config.max_windows = Some(3);
+            let mut rig = Rig::new(comm, &config);
+            // A user's own window counts.
+            let own = rig.collectives.symmetric_buffer::<i32>(16).unwrap();
+            let mut graphs = Vec::new();
+            for granules in [1, 4] {
+                rig.eager(granules * GRANULE, 0);
+                graphs.push(rig.capture(granules * GRANULE));
+            }
+            let error = rig.try_reduce(20 * GRANULE).unwrap_err();
+            let ErrorKind::Refused { why, .. } = error.kind() else {
+                panic!("{error}");
+            };
+            let (windows, limit) = (4, 3);
+            assert_eq!(*why, Refusal::OverWindows { windows, limit });
+            rig.eager(4 * GRANULE, 1);
+            drop((graphs, own));
+        });
+}

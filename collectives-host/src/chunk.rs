@@ -1,0 +1,41 @@
+//! Memory without an address of its own, which several address ranges map.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use collectives_core::addr::Addr;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+
+/// Zeroed memory in a file that only this process sees. It goes with the last range that maps it.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    file: OwnedFd,
+    pub(crate) bytes: usize,
+}
+
+impl Chunk {
+    /// Memory of `bytes` bytes, a multiple of the page. The name shows in `/proc/self/fd` and
+    /// `/proc/self/maps`.
+    pub(crate) fn new(name: &str, bytes: usize) -> io::Result<Self> {
+        let name = CString::new(name)?;
+        let file = memfd_create(name.as_c_str(), MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, bytes as u64)?;
+        Ok(Self { file, bytes })
+    }
+
+    /// Makes `start` one more address of this memory.
+    ///
+    /// # Safety
+    ///
+    /// The caller was handed the `bytes` bytes from `start` on, page by page, and nobody uses them.
+    pub(crate) unsafe fn map(&self, start: Addr) -> io::Result<()> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: The mapping replaces what was in a range that this device reserved and that
+        // nobody uses, as this function demands.
+        unsafe { mmap(start.as_ptr(), self.bytes, access, flags, &self.file, 0) }?;
+        Ok(())
+    }
+}
