@@ -16,6 +16,9 @@ test:
 mpi:
     .ci/run mpi
 
+features:
+    .ci/run features
+
 loom:
     .ci/run loom
 

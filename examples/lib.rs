@@ -1,6 +1,9 @@
-//! Holds the programs in this folder together; there is nothing to import.
+//! What the programs in this folder share.
 //!
 //! The code in the README and in the guides is compiled and run here.
+#![forbid(unsafe_code)]
+
+pub mod plot;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

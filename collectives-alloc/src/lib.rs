@@ -56,7 +56,8 @@
 //! `COLLECTIVES_SCRATCH_*`, and the [`registry`] turns the name of a policy, built in or a third
 //! party's, into an allocator. Two decorators help to find out what is going on:
 //! [`Recorded`](recorded::Recorded) writes a [`trace`] that a [`replay`] prices under any other
-//! policy, and [`Checked`](checked::Checked) compares every call across ranks.
+//! policy, and [`Checked`](checked::Checked) compares every call across ranks. What a pool counts goes
+//! to [`tracing`] and, with the feature `metrics`, to a recorder of the process: see [`statistics`].
 #![forbid(unsafe_code)]
 
 pub mod arena;
@@ -78,6 +79,7 @@ pub mod registry;
 pub mod replace;
 pub mod replay;
 pub mod reserved;
+pub mod statistics;
 pub mod trace;
 
 mod nearest;

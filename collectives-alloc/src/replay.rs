@@ -88,6 +88,12 @@ impl Replay<'_> {
     /// Replays a trace.
     #[must_use]
     pub fn run(&self, events: &[Event]) -> Totals {
+        self.run_with(events, |_, _| {})
+    }
+
+    /// Replays a trace, and says after each call which it was and how many mapped bytes are kept.
+    #[must_use]
+    pub fn run_with(&self, events: &[Event], mut each: impl FnMut(&Event, usize)) -> Totals {
         let mut state = State {
             replay: self,
             model: Model::new(self),
@@ -102,6 +108,9 @@ impl Replay<'_> {
         });
         for call in calls {
             state.call(call);
+            if let [first, ..] = call {
+                each(first, state.model.kept().1);
+            }
         }
         let (capacity_bytes, mapped_bytes) = state.model.kept();
         Totals {

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+use collectives_alloc::arena::Arena;
 use collectives_alloc::exact::Exact;
 use collectives_alloc::geometric::Geometric;
 use collectives_alloc::geometric_class::GeometricClass;
@@ -59,6 +60,16 @@ impl<'a> Domain<'a> {
                 self.slots.push(SlotView { capacity, leased });
                 self.registrations += 1;
             }
+            Decision::Extend { slot, capacity } => {
+                assert!(capacity >= bytes);
+                if let Some(index) = slot {
+                    let old = self.slots.remove(index);
+                    assert!(!old.leased && old.capacity < capacity);
+                }
+                let leased = false;
+                self.slots.push(SlotView { capacity, leased });
+                self.registrations += 1;
+            }
             other => panic!("{other:?}"),
         }
         decision
@@ -102,20 +113,29 @@ fn policies() -> Vec<Box<dyn Policy>> {
         Box::new(GeometricClass::default()),
         Box::new(GeometricClass::new(4).unwrap()),
         Box::new(Reserved::new(3 << 20, 2.0).unwrap()),
+        Box::new(Arena::new(Arena::DEFAULT_GROWTH).unwrap()),
+        Box::new(Arena::new(1.0).unwrap()),
     ]
 }
 
 /// The adversary that the bounds are tight for: one byte more than the largest slot, again and
-/// again.
-fn adversary(policy: &dyn Policy, granule: usize) {
+/// again. Returns the worst of what is kept over the largest request.
+fn adversary(policy: &dyn Policy, granule: usize) -> f64 {
     let mut domain = Domain::new(policy, granule);
-    let mut bytes = 1;
-    while bytes < 1 << 36 {
+    let (mut bytes, mut worst) = (1, 0.0_f64);
+    // One that grows by what is missing needs a registration a granule.
+    while bytes < 1 << 36 && domain.registrations < 4096 {
         domain.request(bytes);
         assert!(domain.capacity() <= domain.promised(), "{domain:?}");
+        #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+        let ratio = domain.capacity() as f64 / domain.largest as f64;
+        if domain.largest >= 1000 * granule {
+            worst = worst.max(ratio);
+        }
         let largest = domain.slots.iter().map(|slot| slot.capacity).max();
         bytes = largest.unwrap() + 1;
     }
+    worst
 }
 
 proptest! {
@@ -295,7 +315,7 @@ proptest! {
                     prop_assert!(!slots[index].leased);
                     prop_assert_eq!(Some(slots[index].capacity), best);
                 }
-                Decision::Grow { capacity, .. } => {
+                Decision::Grow { capacity, .. } | Decision::Extend { capacity, .. } => {
                     prop_assert_eq!(best, None);
                     prop_assert!(capacity >= bytes);
                 }
@@ -349,9 +369,58 @@ fn the_bounds_hold_against_the_adversary() {
             adversary(&Geometric::new(ratio).unwrap(), granule);
             adversary(&Replace::new(ratio).unwrap(), granule);
             adversary(&Reserved::new(5 << 20, ratio).unwrap(), granule);
+            adversary(&Arena::new(ratio).unwrap(), granule);
         }
+        adversary(&Arena::new(1.0).unwrap(), granule);
         for classes in 1..=8 {
             adversary(&GeometricClass::new(classes).unwrap(), granule);
+        }
+    }
+}
+
+// invariants 2, 3 and 51
+#[rstest]
+#[case::growth_1_25(&Geometric::new(1.25).unwrap(), 6.25)]
+#[case::growth_1_5(&Geometric::new(1.5).unwrap(), 4.5)]
+#[case::growth_2(&Geometric::default(), 4.0)]
+#[case::growth_4(&Geometric::new(4.0).unwrap(), 16.0 / 3.0)]
+#[case::one_class(&GeometricClass::default(), 4.0)]
+#[case::two_classes(&GeometricClass::new(2).unwrap(), 5.0)]
+#[case::four_classes(&GeometricClass::new(4).unwrap(), 7.75)]
+#[case::eight_classes(&GeometricClass::new(8).unwrap(), 13.625)]
+#[case::arena(&Arena::new(1.125).unwrap(), 1.125)]
+#[case::arena_by_what_is_missing(&Arena::new(1.0).unwrap(), 1.0)]
+fn the_adversary_reaches_the_closed_forms(
+    #[case] policy: &dyn Policy,
+    #[case] closed: f64,
+    #[values(4096, 2 << 20)] granule: usize,
+) {
+    let worst = adversary(policy, granule);
+    // The adversary begins counting at a thousand granules, so that a granule for each of at most
+    // fifty slots is five hundredths, and what came before its first slot as little.
+    assert!((worst - closed).abs() <= 0.05, "{worst}, not {closed}");
+}
+
+proptest! {
+    // invariant 51
+    #[test]
+    fn an_arena_keeps_growth_times_the_largest_and_a_granule(
+        sizes in sizes(),
+        granule in granules(),
+        growth in prop_oneof![Just(1.0), Just(1.125), 1.01..=4.0_f64],
+        overhead in 0..4096_usize,
+    ) {
+        let policy = Arena::new(growth).unwrap();
+        let mut domain = Domain::new(&policy, granule);
+        domain.overhead = overhead.min(granule - 1);
+        for bytes in sizes {
+            domain.request(bytes);
+            prop_assert_eq!(domain.slots.len(), 1);
+            prop_assert!(domain.capacity() <= domain.promised());
+            #[expect(clippy::cast_precision_loss, reason = "sizes are below 2^52")]
+            let (mapped, most) = (domain.mapped() as f64, growth * domain.largest as f64);
+            let granule = granule as f64;
+            prop_assert!(mapped <= (most / granule).ceil() * granule + granule);
         }
     }
 }
@@ -374,6 +443,7 @@ fn seed_trace() -> Vec<usize> {
 #[case::geometric_class(&GeometricClass::default(), 15_728_640, 16_777_216, 4)]
 #[case::geometric(&Geometric::default(), 14_680_064, 14_680_064, 3)]
 #[case::reserved(&Reserved::new(7_864_320, 2.0).unwrap(), 8_388_608, 8_388_608, 1)]
+#[case::arena(&Arena::new(1.125).unwrap(), 8_388_608, 8_388_608, 4)]
 fn the_seed_sweep_comes_to_the_published_figures(
     #[case] policy: &dyn Policy,
     #[case] capacity: usize,

@@ -109,6 +109,15 @@ pub trait Layer: Debug + Send {
         symmetric_of(inner)?.allocate(bytes, extend)
     }
 
+    /// Asks for windows that can be extended.
+    ///
+    /// # Errors
+    ///
+    /// As [`SymmetricMemory::extensible`].
+    fn extensible(&mut self, inner: &mut dyn Communicator) -> Result<usize> {
+        symmetric_of(inner)?.extensible()
+    }
+
     /// Registers a window.
     ///
     /// # Errors
@@ -270,7 +279,7 @@ impl<L: Layer, C: Communicator> SymmetricMemory for Layered<L, C> {
     }
 
     fn extensible(&mut self) -> Result<usize> {
-        symmetric_of(&mut self.inner)?.extensible()
+        self.layer.extensible(&mut self.inner)
     }
 
     fn peer_address(&mut self, window: WindowId, rank: Rank, offset: usize) -> Result<Addr> {

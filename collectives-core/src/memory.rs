@@ -84,7 +84,7 @@ impl Memory {
                 bytes,
                 free: Mutex::new(Some(Box::new(free))),
                 freed_after: Mutex::new(None),
-                kept: Mutex::default(),
+                kept: Mutex::new(Vec::new()),
             }),
         }))
     }

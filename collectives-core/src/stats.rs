@@ -17,6 +17,9 @@ pub struct Stats {
     pub fallbacks: Vec<(Reason, u64)>,
     /// Requests that failed.
     pub refusals: u64,
+    /// Requests that registered a slot, or failed, although one that is large enough was there: it was
+    /// leased. Part of the growths and failures.
+    pub busy: u64,
     /// Waits enqueued because another stream, or a graph, used the slot before.
     pub fences: u64,
     /// Uses recorded into graphs.
@@ -117,6 +120,76 @@ impl Stats {
         claimed.map(|slot| slot.mapped).sum()
     }
 
+    /// Mapped bytes that no capacity asked for: the rest of the last granule, and what the backend
+    /// keeps for itself.
+    #[must_use]
+    pub fn overhead_bytes(&self) -> usize {
+        self.mapped_bytes().saturating_sub(self.capacity_bytes())
+    }
+
+    /// Capacity that the policy may still add before it would break its promise, if it made one.
+    ///
+    /// What graphs and leases keep is not part of the promise, and retired slots are kept for them.
+    #[must_use]
+    pub fn headroom(&self) -> Option<usize> {
+        let live = once(&self.slots, |slot| !slot.retired);
+        let live: usize = live.map(|slot| slot.capacity).sum();
+        Some(self.promised_bound?.saturating_sub(live))
+    }
+
+    /// Mapped bytes over the largest request served; zero before the first.
+    #[must_use]
+    pub fn retained_ratio(&self) -> f64 {
+        ratio(self.mapped_bytes() as u64, self.largest_request as u64)
+    }
+
+    /// Hits over requests; zero before the first.
+    #[must_use]
+    pub fn hit_rate(&self) -> f64 {
+        ratio(self.hits, self.requests)
+    }
+
+    /// Slots that leases may get, and those that only graphs and leases keep.
+    #[must_use]
+    pub fn slot_counts(&self) -> (usize, usize) {
+        let retired = self.slots.iter().filter(|slot| slot.retired).count();
+        (self.slots.len() - retired, retired)
+    }
+
+    /// What was counted since an earlier snapshot; sizes, slots, digest and poison are those of now.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let fallbacks = self.fallbacks.iter().map(|&(reason, count)| {
+            let known = earlier.fallbacks.iter().find(|(known, _)| *known == reason);
+            (
+                reason,
+                count - known.map_or(0, |(_, count)| *count).min(count),
+            )
+        });
+        let histogram = std::array::from_fn(|octave| {
+            self.histogram.0[octave].saturating_sub(earlier.histogram.0[octave])
+        });
+        let counted = |count: fn(&Self) -> u64| count(self).saturating_sub(count(earlier));
+        Self {
+            requests: counted(|stats| stats.requests),
+            hits: counted(|stats| stats.hits),
+            growths: counted(|stats| stats.growths),
+            fallbacks: fallbacks.filter(|(_, count)| *count > 0).collect(),
+            refusals: counted(|stats| stats.refusals),
+            busy: counted(|stats| stats.busy),
+            fences: counted(|stats| stats.fences),
+            captured: counted(|stats| stats.captured),
+            registrations: counted(|stats| stats.registrations),
+            deregistrations: counted(|stats| stats.deregistrations),
+            registrations_after_seal: counted(|stats| stats.registrations_after_seal),
+            agreements: counted(|stats| stats.agreements),
+            agreement_failures: counted(|stats| stats.agreement_failures),
+            miss_nanoseconds: counted(|stats| stats.miss_nanoseconds),
+            histogram: Histogram(histogram),
+            ..self.clone()
+        }
+    }
+
     /// Requests that took the ordinary path, for all reasons.
     #[must_use]
     pub fn fallback_count(&self) -> u64 {
@@ -136,4 +209,78 @@ fn once(
         slot.arena.is_none() || !slots.iter().any(newer)
     };
     slots.iter().filter(move |slot| chosen(slot)).filter(newest)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a ratio for people to read")]
+fn ratio(part: u64, whole: u64) -> f64 {
+    match whole {
+        0 => 0.0,
+        whole => part as f64 / whole as f64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(generation: u64, mapped: usize, arena: Option<u64>, retired: bool) -> SlotStats {
+        SlotStats {
+            generation,
+            capacity: mapped - 1,
+            mapped,
+            leased: false,
+            claimed: retired,
+            retired,
+            arena,
+        }
+    }
+
+    #[test]
+    fn bytes_that_generations_share_count_once() {
+        let stats = Stats {
+            slots: vec![
+                slot(1, 10, Some(1), true),
+                slot(2, 5, None, true),
+                slot(3, 20, Some(1), true),
+                slot(4, 7, Some(4), false),
+                slot(5, 30, Some(1), false),
+            ],
+            largest_request: 21,
+            promised_bound: Some(40),
+            ..Stats::default()
+        };
+        assert_eq!(stats.mapped_bytes(), 5 + 7 + 30);
+        assert_eq!(stats.capacity_bytes(), 4 + 6 + 29);
+        assert_eq!(stats.address_bytes(), 10 + 5 + 20 + 7 + 30);
+        assert_eq!(stats.claimed_bytes(), 20 + 5);
+        assert_eq!(stats.overhead_bytes(), 3);
+        assert_eq!(stats.headroom(), Some(40 - 6 - 29));
+        assert_eq!(stats.slot_counts(), (2, 3));
+        assert!((stats.retained_ratio() - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_difference_has_counts_of_the_time_between_and_sizes_of_now() {
+        let mut earlier = Stats {
+            requests: 5,
+            hits: 3,
+            fallbacks: vec![(Reason::OverCap, 2)],
+            ..Stats::default()
+        };
+        earlier.histogram.count(8);
+        let mut now = Stats {
+            requests: 9,
+            hits: 6,
+            fallbacks: vec![(Reason::OverCap, 2), (Reason::Policy, 1)],
+            digest: 7,
+            ..earlier.clone()
+        };
+        now.histogram.count(9);
+        let between = now.since(&earlier);
+        assert_eq!((between.requests, between.hits, between.digest), (4, 3, 7));
+        assert_eq!(between.fallbacks, [(Reason::Policy, 1)]);
+        assert_eq!(between.histogram.0[3], 1);
+        assert!((between.hit_rate() - 0.75).abs() < 1e-9);
+        assert!(Stats::default().hit_rate().abs() < 1e-9);
+    }
 }

@@ -8,6 +8,8 @@ use std::fmt;
 pub enum Capability {
     /// Windows of symmetric memory.
     Symmetric,
+    /// Windows can be extended: bytes mapped at two address ranges.
+    Aliasing,
     /// Capture and replay through [`Device::graphs`](collectives_core::device::Device::graphs).
     Graphs,
     /// An executable can be updated from another graph of the same shape.
@@ -26,8 +28,9 @@ pub enum Capability {
 
 impl Capability {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Symmetric,
+        Self::Aliasing,
         Self::Graphs,
         Self::GraphUpdate,
         Self::ChildGraphs,
@@ -42,6 +45,7 @@ impl Capability {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Symmetric => "symmetric",
+            Self::Aliasing => "aliasing",
             Self::Graphs => "graphs",
             Self::GraphUpdate => "graph-update",
             Self::ChildGraphs => "child-graphs",

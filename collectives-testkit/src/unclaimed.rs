@@ -31,6 +31,11 @@ static COMPARES: Case = Case::new(
     "the communicator does not claim to compare calls either",
     compares,
 );
+static ALIASING: Case = Case::new(
+    "aliasing",
+    "the communicator extends no windows either",
+    aliasing,
+);
 static COUNTS: Case = Case::new(
     "counts-memory",
     "the probe does not count memory either",
@@ -41,6 +46,7 @@ static COUNTS: Case = Case::new(
 pub(crate) fn case(capability: Capability) -> Option<&'static Case> {
     match capability {
         Capability::Symmetric => Some(&SYMMETRIC),
+        Capability::Aliasing => Some(&ALIASING),
         Capability::Graphs => Some(&GRAPHS),
         Capability::ChildGraphs => Some(&CHILDREN),
         Capability::ComparesCalls => Some(&COMPARES),
@@ -62,6 +68,19 @@ fn symmetric(rig: &mut Rig<'_>) -> Outcome {
         matches!(error.kind(), ErrorKind::Unsupported(_)),
         "not unsupported: {error}"
     );
+    let _deferred = comm.shutdown()?;
+    Ok(())
+}
+
+fn aliasing(rig: &mut Rig<'_>) -> Outcome {
+    let mut comm = rig.communicator()?;
+    if let Some(symmetric) = comm.symmetric() {
+        let error = refused("making windows extensible", symmetric.extensible())?;
+        ensure!(
+            matches!(error.kind(), ErrorKind::Unsupported(_)),
+            "not unsupported: {error}"
+        );
+    }
     let _deferred = comm.shutdown()?;
     Ok(())
 }

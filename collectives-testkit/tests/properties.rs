@@ -157,7 +157,7 @@ fn run(worlds: &Worlds, cases: u32, bug: Option<Planted>) -> Result<(), Found> {
         max_shrink_iters: 300,
         ..Config::default()
     };
-    let policies = ["geometric", "exact", "geometric-class"];
+    let policies = ["geometric", "exact", "geometric-class", "arena"];
     let plans = (0..policies.len(), steps());
     TestRunner::new(config).run(&plans, |(policy, steps)| {
         *PLAN.lock().unwrap_or_else(PoisonError::into_inner) = (policies[policy], steps);

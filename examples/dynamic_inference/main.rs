@@ -11,6 +11,7 @@ mod backend;
 mod options;
 mod oracle;
 mod outcome;
+mod progress;
 mod report;
 mod trace;
 mod workload;
@@ -19,9 +20,11 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use clap::Parser;
+use collectives_examples::plot::Plot;
 
 use crate::backend::{Backend, Job};
 use crate::options::Options;
+use crate::progress::Progress;
 use crate::report::{Row, Run};
 
 fn main() -> ExitCode {
@@ -42,17 +45,26 @@ fn main() -> ExitCode {
 /// Runs every policy and prints the figures; what is wrong with them.
 fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
     let trace = options.trace.load()?;
+    let title = format!("Trace {}: what each policy keeps", trace.name);
+    let mut plot = Plot::new(title);
     let mut rows = Vec::new();
-    for config in options.scratch_configs()? {
-        if !options.json {
-            eprintln!("running `{}` …", config.policy_name());
-        }
+    for config in options.scratch_configs(&trace)? {
+        let progress = match options.json {
+            true => Progress::hidden(),
+            false => Progress::new(config.policy_name(), trace.steps()),
+        };
         let job = Job {
             options,
             trace: &trace,
             config: &config,
+            progress: &progress,
         };
-        let outcomes = options.backend.run(&job)?;
+        let outcomes = options.backend.run(&job);
+        progress.clear();
+        let outcomes = outcomes?;
+        if let Some(rank) = outcomes.first() {
+            plot.line(config.policy_name(), rank.kept_after.clone());
+        }
         rows.push(Row::new(config.policy_name(), &trace, &outcomes)?);
     }
     let run = Run {
@@ -65,6 +77,9 @@ fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
         println!("{}", serde_json::to_string_pretty(&run)?);
     } else {
         println!("{run}");
+    }
+    if let Some(path) = &options.plot {
+        plot.save(path)?;
     }
     Ok(run.faults())
 }

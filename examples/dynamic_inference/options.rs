@@ -12,7 +12,14 @@ use crate::backend::Backend;
 use crate::trace::Trace;
 
 /// The policies compared when none is named.
-const POLICIES: [&str; 4] = ["exact", "replace", "geometric", "geometric-class"];
+const POLICIES: [&str; 6] = [
+    "exact",
+    "replace",
+    "geometric",
+    "geometric-class",
+    "reserved",
+    "arena",
+];
 
 /// Runs the collectives of an inference server through each scratch policy and compares what each
 /// keeps.
@@ -51,14 +58,22 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 900)]
     pub(crate) deadline: u64,
 
+    /// Draws what each policy keeps after each step into this SVG file.
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+
     /// Prints JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 impl Options {
-    /// One configuration for each row.
-    pub(crate) fn scratch_configs(&self) -> Result<Vec<ScratchConfig>, Box<dyn Error>> {
+    /// One configuration for each row. `reserved` is told the largest request of the trace, where
+    /// the configuration does not say otherwise.
+    pub(crate) fn scratch_configs(
+        &self,
+        trace: &Trace,
+    ) -> Result<Vec<ScratchConfig>, Box<dyn Error>> {
         let base = match &self.config {
             Some(path) => ScratchConfig::from_toml_file(path)?,
             None => ScratchConfig::default(),
@@ -78,6 +93,9 @@ impl Options {
             .map(|name| {
                 let mut config = base.clone();
                 config.policy = Some(name.to_owned());
+                if name == "reserved" && config.largest_request()?.is_none() {
+                    config.max_request = Some(ByteSize::new(trace.largest_request()));
+                }
                 config.validate()?;
                 Ok(config)
             })

@@ -18,6 +18,8 @@ pub(crate) struct Outcome {
     /// Bytes that the device lost to each of its ranks, where the backend can tell.
     pub(crate) device_lost: Option<usize>,
     pub(crate) nanoseconds: u64,
+    /// Mapped bytes that scratch kept after each step.
+    pub(crate) kept_after: Vec<usize>,
 }
 
 /// What scratch kept at the end; the same on all ranks.
@@ -101,6 +103,7 @@ mod tests {
             digest: 0,
             device_lost: lost,
             nanoseconds: 0,
+            kept_after: Vec::new(),
         }
     }
 

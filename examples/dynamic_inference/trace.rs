@@ -89,6 +89,11 @@ impl Trace {
         Ok(trace)
     }
 
+    /// Batches captured and prompts served.
+    pub(crate) fn steps(&self) -> usize {
+        self.decodes.len() + self.prefills.len()
+    }
+
     /// The largest request, in bytes of bf16.
     pub(crate) fn largest_request(&self) -> usize {
         let tokens = self.decodes.iter().chain(&self.prefills).max();

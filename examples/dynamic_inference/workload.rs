@@ -18,7 +18,7 @@ use half::bf16;
 use crate::backend::{Gauge, Job};
 use crate::oracle::Oracle;
 use crate::outcome::{Digest, Kept, Outcome};
-use crate::trace::Trace;
+use crate::progress::Progress;
 
 /// All-reduces a step makes, one a layer.
 const LAYERS: usize = 2;
@@ -32,7 +32,7 @@ pub(crate) fn serve(
     gauge: &dyn Gauge,
     job: &Job<'_>,
 ) -> Result<Outcome> {
-    Server::new(comm, job)?.serve(gauge, job.trace)
+    Server::new(comm, job)?.serve(gauge, job)
 }
 
 /// One rank of the server.
@@ -49,6 +49,7 @@ struct Server {
     replays: usize,
     wrong_elements: u64,
     digest: Digest,
+    kept_after: Vec<usize>,
 }
 
 /// One captured decode batch with the tensors it works on.
@@ -73,16 +74,19 @@ impl Server {
             replays: 0,
             wrong_elements: 0,
             digest: Digest::default(),
+            kept_after: Vec::new(),
         })
     }
 
-    fn serve(mut self, gauge: &dyn Gauge, trace: &Trace) -> Result<Outcome> {
+    fn serve(mut self, gauge: &dyn Gauge, job: &Job<'_>) -> Result<Outcome> {
+        let trace = job.trace;
         self.warm_up()?;
         let free = self.free_bytes(gauge)?;
         let begun = Instant::now();
         let mut decodes = Vec::new();
         for &tokens in &trace.decodes {
             decodes.push(self.capture_decode(tokens)?);
+            self.step_made(job.progress);
         }
         for &tokens in &trace.prefills {
             let mut layers = self.tensors(tokens)?;
@@ -91,6 +95,7 @@ impl Server {
                 self.replay(decode, false)?;
                 self.replay(decode, true)?;
             }
+            self.step_made(job.progress);
         }
         let nanoseconds = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let kept = Kept::new(&self.collectives.stats());
@@ -109,9 +114,16 @@ impl Server {
                 .zip(left)
                 .map(|(free, left)| free.saturating_sub(left) / gauge.sharers()),
             nanoseconds,
+            kept_after: std::mem::take(&mut self.kept_after),
         };
         self.close()?;
         Ok(outcome)
+    }
+
+    fn step_made(&mut self, progress: &Progress) {
+        let stats = self.collectives.stats();
+        self.kept_after.push(stats.mapped_bytes());
+        progress.step(self.collectives.rank().index());
     }
 
     /// Has the backend make what it makes once: for the first window, and for the first operation.

@@ -49,6 +49,10 @@ impl Ledger {
         self.note(event, generation);
     }
 
+    pub(super) fn busy(&mut self, busy: bool) {
+        self.stats.busy += u64::from(busy);
+    }
+
     pub(super) fn failed(&mut self, fallback: Option<Reason>) {
         self.note(Event::Failure, 0);
         let Some(reason) = fallback else {

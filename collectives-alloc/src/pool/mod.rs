@@ -57,7 +57,7 @@ mod table;
 use collectives_core::communicator::{CommInfo, Communicator, Deferred};
 use collectives_core::error::{Error, ErrorKind, MissedWhen, Misuse, Refusal, Result, Unsupported};
 use collectives_core::path::Reason;
-use collectives_core::rank::CommId;
+use collectives_core::rank::{CommId, Rank};
 use collectives_core::scratch::{Lease, Plan, Request, ScratchAllocator, Site, Trimmed};
 use collectives_core::stats::Stats;
 
@@ -67,6 +67,7 @@ use crate::policy::{Ask, Policy};
 use crate::pool::ledger::Ledger;
 use crate::pool::round::Step;
 use crate::pool::table::Table;
+use crate::statistics;
 
 /// Scratch slots of one communicator, grown by a policy.
 ///
@@ -154,6 +155,11 @@ impl Pool {
         self
     }
 
+    /// Reports what was counted, on calls that are slow anyway.
+    fn report(&self, rank: Rank) {
+        statistics::report(self.name(), rank, &self.stats());
+    }
+
     /// The bound over all domains, if one is promised.
     fn promised_bound(&self) -> Option<usize> {
         let granule = self.home?.granule;
@@ -231,7 +237,9 @@ impl ScratchAllocator for Pool {
     }
 
     fn reserve(&mut self, comm: &mut dyn Communicator, requests: &[Request]) -> Result<Plan> {
-        self.reserve_all(comm, requests).map_err(|error| {
+        let reserved = self.reserve_all(comm, requests);
+        self.report(comm.info().rank);
+        reserved.map_err(|error| {
             self.remember(&error);
             located(error, comm.info(), "reserve")
         })
@@ -249,6 +257,7 @@ impl ScratchAllocator for Pool {
         let trimmed = self
             .admit(comm.info())
             .and_then(|_| self.trim_at(comm, Step::Trim));
+        self.report(comm.info().rank);
         trimmed.map_err(|error| located(error, comm.info(), "trim"))
     }
 
@@ -262,6 +271,7 @@ impl ScratchAllocator for Pool {
             self.admit(comm.info())?;
         }
         let closed = self.close_at(comm);
+        self.report(comm.info().rank);
         closed.map_err(|error| located(error, comm.info(), "close"))
     }
 

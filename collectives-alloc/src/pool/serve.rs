@@ -7,7 +7,7 @@ use collectives_core::error::{Error, ErrorKind, MissedWhen, Misuse, Result};
 use collectives_core::scratch::{Lease, ScratchAllocator, Site};
 
 use crate::options::Ordering;
-use crate::policy::Ask;
+use crate::policy::{Ask, SlotView};
 use crate::pool::ledger::Event;
 use crate::pool::round::Step;
 use crate::pool::table::SHARED;
@@ -128,6 +128,9 @@ impl Pool {
         growing: Growing,
         site: Site<'_>,
     ) -> Result<usize> {
+        let leased = self.table.at(growing.domain).views().iter();
+        let busy = |slot: &SlotView| slot.leased && slot.capacity >= growing.bytes;
+        self.ledger.busy(leased.copied().any(|slot| busy(&slot)));
         if site.capture.is_some() {
             return Err(self.needs_reserve(&growing, MissedWhen::Capturing));
         }
@@ -144,6 +147,7 @@ impl Pool {
                 "scratch grew while serving; `reserve(&[Request::new({})])` beforehand prevents it",
                 growing.bytes,
             );
+            self.report(comm.info().rank);
         }
         grown
     }

@@ -8,6 +8,7 @@
 mod failing;
 mod global;
 mod graphs;
+mod memory;
 mod operations;
 mod parent;
 mod paths;
@@ -41,6 +42,7 @@ const SHARED: &[Case] = &[
     ("staged_by_geometric", scratch::geometric),
     ("staged_by_geometric_class", scratch::geometric_class),
     ("staged_by_reserved", scratch::reserved),
+    ("staged_by_arena", scratch::arena),
     ("graphs_replay_across_growths", graphs::growth),
     ("a_stream_of_somebody_else", graphs::foreign_stream),
     ("many_captures_leave_nothing", graphs::many_captures),
@@ -77,7 +79,7 @@ const ALONE: &[Case] = &[
 
 fn main() -> ExitCode {
     if let Some(place) = rank::Place::from_env() {
-        return rank::run(&place, SHARED.iter().chain(ALONE));
+        return rank::run(&place, SHARED.iter().chain(ALONE).chain(memory::CASES));
     }
     let mut arguments = Arguments::from_args();
     // One GPU, one world at a time.
@@ -91,7 +93,7 @@ fn main() -> ExitCode {
         .split(',')
         .filter_map(|text| text.trim().parse().ok())
     {
-        for (alone, cases) in [(false, SHARED), (true, ALONE)] {
+        for (alone, cases) in [(false, SHARED), (true, ALONE), (true, memory::CASES)] {
             if alone && ranks == 1 {
                 continue;
             }

@@ -178,3 +178,7 @@ pub(crate) fn geometric_class(ctx: &mut Ctx) -> Outcome {
 pub(crate) fn reserved(ctx: &mut Ctx) -> Outcome {
     serves(ctx, "reserved")
 }
+
+pub(crate) fn arena(ctx: &mut Ctx) -> Outcome {
+    serves(ctx, "arena")
+}

@@ -35,12 +35,14 @@ pub enum Fail {
     Panic,
 }
 
-/// Fails the `k`-th call at a point, counted from one, and passes all others on.
+/// Fails the `k`-th call at a point, counted from one, or several from there on, and passes all
+/// others on.
 #[derive(Clone, Copy, Debug)]
 pub struct FailAt {
     point: Point,
     k: u64,
     how: Fail,
+    times: u64,
     calls: u64,
 }
 
@@ -52,8 +54,16 @@ impl FailAt {
             point,
             k,
             how,
+            times: 1,
             calls: 0,
         }
+    }
+
+    /// Fails this many calls, one after another.
+    #[must_use]
+    pub const fn times(mut self, times: u64) -> Self {
+        self.times = times;
+        self
     }
 
     fn meet(&mut self, point: Point, inner: &dyn Communicator, bytes: usize) -> Result<()> {
@@ -61,7 +71,7 @@ impl FailAt {
             return Ok(());
         }
         self.calls += 1;
-        if self.calls != self.k {
+        if self.calls < self.k || self.calls - self.k >= self.times {
             return Ok(());
         }
         let rank = inner.info().rank;
@@ -105,6 +115,6 @@ impl Layer for FailAt {
     }
 
     fn for_child(&self) -> Self {
-        Self::new(self.point, self.k, self.how)
+        Self::new(self.point, self.k, self.how).times(self.times)
     }
 }

@@ -100,7 +100,7 @@ impl SymmetricMemory for OnDevice {
     }
 
     fn extensible(&mut self) -> Result<usize> {
-        symmetric_of(&mut *self.inner)?.extensible()
+        self.bugged.extensible(&mut *self.inner)
     }
 
     fn peer_address(&mut self, window: WindowId, rank: Rank, offset: usize) -> Result<Addr> {

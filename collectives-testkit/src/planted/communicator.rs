@@ -197,6 +197,7 @@ impl Bugged {
         {
             return Ok(last);
         }
+        let extend = extend.filter(|_| !self.is(Planted::ExtensionsCopy));
         let memory = symmetric_of(inner)?.allocate(bytes, extend)?;
         match self.bug {
             Some(Planted::AllocatedTwice) => self.last = Some(memory.clone()),
@@ -226,9 +227,20 @@ impl Bugged {
         }
     }
 
+    pub(crate) fn extensible(&mut self, inner: &mut dyn Communicator) -> Result<usize> {
+        let addresses = symmetric_of(inner)?.extensible()?;
+        Ok(match self.bug {
+            Some(Planted::AddressesEndless) => usize::MAX,
+            _ => addresses,
+        })
+    }
+
     pub(crate) fn retire(&mut self, inner: &mut dyn Communicator, window: WindowId) -> Result<()> {
         if self.is(Planted::RetireForgotten) {
             return Ok(());
+        }
+        if self.is(Planted::RetireClears) {
+            clear(inner, window)?;
         }
         match symmetric_of(inner)?.retire(window) {
             Err(error)
@@ -240,6 +252,17 @@ impl Bugged {
             outcome => outcome,
         }
     }
+}
+
+/// Zeroes the first word of this rank's part of a window.
+fn clear(inner: &mut dyn Communicator, window: WindowId) -> Result<()> {
+    let rank = inner.info().rank;
+    let start = symmetric_of(inner)?.peer_address(window, rank, 0)?;
+    let device = Arc::clone(inner.device());
+    let stream = device.create_stream()?;
+    // SAFETY: The window is still registered, and all work on it has finished, as `retire` demands.
+    unsafe { device.write(start, &[0; 8], &stream) }?;
+    device.synchronize(&stream)
 }
 
 fn lose_last(op: &mut Collective<'_>) {

@@ -80,6 +80,12 @@ planted! {
     AllocatedTwice,
     /// Communicator: symmetric memory is never freed.
     AllocationLeaks,
+    /// Communicator: memory that extends a window has bytes of its own.
+    ExtensionsCopy,
+    /// Communicator: the addresses for windows have no end.
+    AddressesEndless,
+    /// Communicator: a window that is retired is cleared first.
+    RetireClears,
     /// Communicator: an agreement returns this rank's own record for all ranks.
     AgreementEchoes,
     /// Communicator: an agreement that timed out is a success.
@@ -150,6 +156,8 @@ planted! {
     NeverHits,
     /// Policy: the largest slot is used, and not the smallest that fits.
     WorstFit,
+    /// Policy: an arena begins anew where it should grow.
+    ArenaBeginsAnew,
     /// Policy: capacities depend on what one rank alone knows.
     LocalSizes,
 

@@ -14,6 +14,7 @@ pub(crate) fn bugged(bug: Option<Planted>, rank: usize, inner: Box<dyn Policy>) 
             | Planted::GranuleTooMany
             | Planted::NeverHits
             | Planted::WorstFit
+            | Planted::ArenaBeginsAnew
             | Planted::LocalSizes),
         ) => Box::new(BuggedPolicy { bug, rank, inner }),
         _ => inner,
@@ -57,6 +58,10 @@ impl Policy for BuggedPolicy {
                 let worst = free.max_by_key(|(_, slot)| slot.capacity);
                 Decision::Hit(worst.map_or(best, |(index, _)| index))
             }
+            (Planted::ArenaBeginsAnew, Decision::Extend { capacity, .. }) => Decision::Extend {
+                slot: None,
+                capacity,
+            },
             (Planted::LocalSizes, Decision::Grow { capacity, retire }) => {
                 grow(capacity + self.rank * ask.granule, retire)
             }

@@ -122,6 +122,32 @@ impl Rig<'_> {
         scratch.acquire(comm, Request::new(bytes), site)
     }
 
+    /// Writes the first bytes of memory that only this rank uses.
+    ///
+    /// # Errors
+    ///
+    /// When they do not fit, and those of the device.
+    pub fn fill(&self, memory: &Memory, bytes: &[u8]) -> Result<()> {
+        let start = Operand::new(memory.addr(), memory.bytes()).slice(0, bytes.len())?;
+        // SAFETY: The range lies in memory that is kept until the stream was waited for, and that
+        // nobody else uses.
+        unsafe { self.device.write(start.addr, bytes, &self.stream) }?;
+        self.device.synchronize(&self.stream)
+    }
+
+    /// The first bytes of memory that only this rank uses.
+    ///
+    /// # Errors
+    ///
+    /// When it is shorter, and those of the device.
+    pub fn contents(&self, memory: &Memory, bytes: usize) -> Result<Vec<u8>> {
+        let start = Operand::new(memory.addr(), memory.bytes()).slice(0, bytes)?;
+        let mut found = vec![0; bytes];
+        // SAFETY: As in `fill`.
+        unsafe { self.device.read(&mut found, start.addr, &self.stream) }?;
+        Ok(found)
+    }
+
     /// A part of some memory, as memory of its own.
     ///
     /// # Errors

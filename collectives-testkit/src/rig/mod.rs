@@ -9,7 +9,7 @@ use collectives_core::collectives::Collectives;
 use collectives_core::communicator::Communicator;
 use collectives_core::device::Device;
 use collectives_core::error::{Misuse, Result};
-use collectives_core::layered::Layered;
+use collectives_core::layered::{Layer, Layered};
 use collectives_core::scratch::ScratchAllocator;
 use collectives_core::stream::Stream;
 
@@ -158,6 +158,21 @@ impl<'w> Rig<'w> {
             );
         };
         Ok(self.around(child))
+    }
+
+    /// As [`Rig::communicator`], of a backend that this layer changes; planted bugs are around it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::split`].
+    pub fn communicator_under(
+        &mut self,
+        layer: impl Layer + 'static,
+    ) -> Result<Box<dyn Communicator>> {
+        let child = self.parent.split(Some(0), self.parent.info().rank.0)?;
+        let missing = || Misuse::Other("a split with a color gave no communicator".to_owned());
+        let child = child.ok_or_else(missing)?;
+        Ok(self.around(Box::new(Layered::new(layer, child))))
     }
 
     /// A communicator of the backend as cases see it.

@@ -2,6 +2,7 @@
 //!
 //! A new case is a function and a line in its suite's table; a new suite is a file and a line here.
 
+pub mod arena;
 pub mod communicator;
 pub mod disagreement;
 pub mod failure;
@@ -35,6 +36,10 @@ pub const ALL: &[Suite] = &[
     Suite {
         name: "scratch",
         cases: scratch::CASES,
+    },
+    Suite {
+        name: "arena",
+        cases: arena::CASES,
     },
     Suite {
         name: "graph_replay",

@@ -24,7 +24,7 @@ impl Harness for Toy {
     fn supports(&self, capability: Capability) -> Support {
         match capability {
             Capability::ComparesCalls | Capability::Abort => Support::Yes,
-            Capability::Symmetric => Support::no("its memory is ordinary"),
+            Capability::Symmetric | Capability::Aliasing => Support::no("its memory is ordinary"),
             Capability::Graphs | Capability::GraphUpdate => Support::no("its streams run at once"),
             _ => Support::no("its device tells nothing of its memory"),
         }

@@ -23,6 +23,7 @@ use collectives_core::communicator::Communicator;
 
 use crate::options::Options;
 use crate::outcome::Outcome;
+use crate::progress::Progress;
 use crate::trace::Trace;
 
 /// What the workload runs on.
@@ -48,6 +49,7 @@ pub(crate) struct Job<'a> {
     pub(crate) options: &'a Options,
     pub(crate) trace: &'a Trace,
     pub(crate) config: &'a ScratchConfig,
+    pub(crate) progress: &'a Progress,
 }
 
 /// What only the backend can tell of a rank's device.

@@ -15,6 +15,7 @@ use collectives_testkit::launch::{self, Launch};
 use super::{Backend, Job, Joined, host_processes, mpi, nccl};
 use crate::options::Options;
 use crate::outcome::Outcome;
+use crate::progress::Progress;
 use crate::workload;
 
 /// The name of the body that ranks run.
@@ -31,7 +32,7 @@ pub(super) fn dispatch() {
 
 /// Starts the ranks, through another launcher if there is a command, and gathers what they saw.
 pub(super) fn run(job: &Job<'_>, launcher: Vec<OsString>) -> Result<Vec<Outcome>, Box<dyn Error>> {
-    let configs = job.options.scratch_configs()?;
+    let configs = job.options.scratch_configs(job.trace)?;
     let index = configs.iter().position(|config| config == job.config);
     let index = index.ok_or("the configuration is none of the command line's")?;
     let launch = Launch::new(BODY, job.options.ranks)
@@ -61,13 +62,14 @@ fn body(world: &World) -> CollectiveResult<Vec<u8>> {
 fn rank(world: &World) -> Result<Outcome, Box<dyn Error>> {
     let options = Options::parse();
     let trace = options.trace.load()?;
-    let configs = options.scratch_configs()?;
+    let configs = options.scratch_configs(&trace)?;
     let index: usize = env::var(POLICY)?.parse()?;
     let config = configs.get(index).ok_or("there is no such configuration")?;
     let job = Job {
         options: &options,
         trace: &trace,
         config,
+        progress: &Progress::hidden(),
     };
     let bootstrap = match options.backend {
         Backend::Mpi => mpi::bootstrap(PATIENCE)?,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use collectives_alloc::options::OnMiss;
 use collectives_core::agreement::Record;
 use collectives_core::error::ErrorKind;
-use collectives_core::layered::Layered;
+use collectives_core::layered::{Layered, symmetric_of};
 use collectives_core::path::{Path, Reason};
 use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
@@ -36,6 +36,13 @@ pub(super) const CASES: &[Case] = &[
     .needs(&[Symmetric])
     .catches(Planted::FailureSticks),
     Case::new(
+        "I35b",
+        "a rank out of memory makes all give up what is idle and try once more",
+        second_try,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::RetireForgotten),
+    Case::new(
         "C11",
         "any step of a growth may fail on any rank",
         any_step_fails,
@@ -51,18 +58,18 @@ pub(super) const CASES: &[Case] = &[
     .catches(Planted::TimeoutIsSuccess),
 ];
 
-/// A handle whose allocation fails on one rank, at the k-th call.
-fn failing(rig: &mut Rig<'_>, on: usize, k: u64, how: Fail, point: Point) -> Outcome<Handle> {
+/// A handle whose allocation fails on one rank, at the k-th call, so often.
+fn failing(rig: &mut Rig<'_>, on: usize, k: u64, times: u64, how: Fail) -> Outcome<Handle> {
     let comm = rig.communicator()?;
     let k = if rig.rank() == on { k } else { u64::MAX };
-    let comm = Layered::new(FailAt::new(point, k, how), comm);
+    let comm = Layered::new(FailAt::new(Point::Allocate, k, how).times(times), comm);
     let scratch = rig.pool("exact", rig.options())?;
     Ok(rig.handle(Box::new(comm), scratch))
 }
 
 fn out_of_memory(rig: &mut Rig<'_>) -> Outcome {
     for on in 0..rig.ranks() {
-        let mut handle = failing(rig, on, 2, Fail::OutOfMemory, Point::Allocate)?;
+        let mut handle = failing(rig, on, 2, 2, Fail::OutOfMemory)?;
         rig.eager(&mut handle, 100, rig.stream())?;
         let count = rig.granule();
         let mut tensor = rig.tensor::<u32>(count, 1)?;
@@ -105,11 +112,32 @@ fn next_request_works(rig: &mut Rig<'_>) -> Outcome {
     Ok(())
 }
 
+fn second_try(rig: &mut Rig<'_>) -> Outcome {
+    for on in 0..rig.ranks() {
+        let mut handle = failing(rig, on, 3, 1, Fail::OutOfMemory)?;
+        for granules in [1, 2, 4] {
+            rig.eager(&mut handle, granules * rig.granule(), rig.stream())?;
+        }
+        let slots = handle.stats().slots;
+        let capacities: Vec<_> = slots.iter().map(|slot| slot.capacity).collect();
+        ensure_eq!(
+            capacities,
+            [4 * rig.granule()],
+            "slots after the second try"
+        );
+        let windows = symmetric_of(handle.communicator_mut())?.window_count();
+        ensure_eq!(windows, 1, "windows after the second try");
+        rig.finish(handle)?;
+    }
+    Ok(())
+}
+
 fn any_step_fails(rig: &mut Rig<'_>) -> Outcome {
     // An allocation of the first and second slot; a registration that the backend lost after.
     for on in 0..rig.ranks() {
         for k in 1..=2 {
-            let mut handle = failing(rig, on, k, Fail::System, Point::Allocate)?;
+            // The first has nothing to give up, so that there is no second try.
+            let mut handle = failing(rig, on, k, k, Fail::System)?;
             let mut outcomes = Vec::new();
             for bytes in [100, 20_000, 20_000] {
                 let mut tensor = rig.tensor::<u8>(bytes, 1)?;
