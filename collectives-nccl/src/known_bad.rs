@@ -101,7 +101,8 @@ impl Defect {
 }
 
 /// The defects of a version that lead to this remedy and that nobody allowed.
-pub(crate) fn of<'a>(
+#[must_use = "an iterator does nothing by itself"]
+pub fn of<'a>(
     version: Version,
     remedy: Remedy,
     allowed: &'a [String],

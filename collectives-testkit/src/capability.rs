@@ -6,6 +6,9 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Capability {
+    /// What the backend runs on. Every case needs it; asked with
+    /// [`Harness::platform`](crate::harness::Harness::platform).
+    Platform,
     /// Windows of symmetric memory.
     Symmetric,
     /// Windows can be extended: bytes mapped at two address ranges.
@@ -28,7 +31,8 @@ pub enum Capability {
 
 impl Capability {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
+        Self::Platform,
         Self::Symmetric,
         Self::Aliasing,
         Self::Graphs,
@@ -44,6 +48,7 @@ impl Capability {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Platform => "platform",
             Self::Symmetric => "symmetric",
             Self::Aliasing => "aliasing",
             Self::Graphs => "graphs",

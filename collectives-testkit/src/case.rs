@@ -24,8 +24,8 @@ pub struct Case {
     pub run: fn(&mut Rig<'_>) -> Outcome,
     /// What the backend must have.
     pub needs: &'static [Capability],
-    /// Ranks of the world.
-    pub ranks: usize,
+    /// Ranks of the world, where the case needs a certain number of them.
+    pub ranks: Option<usize>,
     /// How the devices behave.
     pub terrain: Terrain,
     /// The bug that makes it fail; a case without one is a defect.
@@ -33,7 +33,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// A case of three ranks on hostile devices, which needs nothing.
+    /// A case of any number of ranks on hostile devices, which needs nothing.
     #[must_use]
     pub const fn new(
         id: &'static str,
@@ -45,7 +45,7 @@ impl Case {
             title,
             run,
             needs: &[],
-            ranks: 3,
+            ranks: None,
             terrain: Terrain::Hostile,
             bug: None,
         }
@@ -68,7 +68,7 @@ impl Case {
     /// On a world of this many ranks.
     #[must_use]
     pub const fn on(mut self, ranks: usize) -> Self {
-        self.ranks = ranks;
+        self.ranks = Some(ranks);
         self
     }
 
@@ -81,9 +81,9 @@ impl Case {
 
     /// The world it wants.
     #[must_use]
-    pub const fn setup(&self, deadline: Duration) -> Setup {
+    pub fn setup(&self, deadline: Duration) -> Setup {
         Setup {
-            ranks: self.ranks,
+            ranks: self.ranks.unwrap_or_else(usual_ranks),
             terrain: self.terrain,
             deadline,
         }
@@ -98,6 +98,28 @@ impl Case {
             .map(|c| if c.is_alphanumeric() { c } else { '_' })
             .collect();
         format!("{suite}::{}::{sentence}", self.id)
+    }
+}
+
+/// Ranks of a case that does not say how many: three, unless the environment says otherwise.
+fn usual_ranks() -> usize {
+    ranks_from_env().unwrap_or_default().unwrap_or(3)
+}
+
+/// The number of ranks that the environment asks for, if it does.
+///
+/// # Errors
+///
+/// A value that is no number of ranks, of which there must be two at least.
+pub(crate) fn ranks_from_env() -> Result<Option<usize>, String> {
+    let Ok(text) = std::env::var("COLLECTIVES_RANKS") else {
+        return Ok(None);
+    };
+    match text.parse() {
+        Ok(ranks @ 2..) => Ok(Some(ranks)),
+        _ => Err(format!(
+            "COLLECTIVES_RANKS: `{text}` is no number of ranks from 2 on"
+        )),
     }
 }
 

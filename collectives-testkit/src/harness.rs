@@ -59,6 +59,18 @@ pub trait Harness: Send + Sync + 'static {
     fn is_exclusive(&self) -> bool {
         false
     }
+
+    /// Whether devices behave as [`Setup::terrain`] says; where not, one world serves cases of every
+    /// terrain.
+    fn heeds_terrain(&self) -> bool {
+        true
+    }
+
+    /// Whether ranks can be started here at all: that there is a GPU, for example. Where not, every
+    /// case is listed as skipped, with the reason.
+    fn platform(&self) -> Support {
+        Support::Yes
+    }
 }
 
 /// What a rank is.
@@ -68,7 +80,7 @@ pub enum Ranks {
     /// A thread; one world serves many cases.
     #[default]
     Threads,
-    /// A process, started from the test's own binary; a world per case. On Linux.
+    /// A process, started from the test's own binary; each world serves many cases too. On Linux.
     Processes,
     /// A process that [another launcher](Harness::launcher) starts, mpirun for example, from the
     /// test's own binary; a world per case. On Linux.
@@ -99,6 +111,9 @@ pub enum Terrain {
 }
 
 impl Terrain {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Hostile, Self::Concurrent];
+
     /// The name in reports.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -18,6 +18,8 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `COLLECTIVES_REQUIRE=graphs,…` | these capabilities may not be missing: a skip is a failure |
+//! | `COLLECTIVES_RANKS=8` | ranks of every case that does not need a certain number; 3 otherwise |
+//! | `COLLECTIVES_CASE_SECONDS=30` | how long a case may take on one rank; 60 otherwise |
 //! | `COLLECTIVES_REPORT=DIR` | write a report of each backend there, in JSON and Markdown |
 
 pub mod capability;
@@ -30,8 +32,6 @@ pub mod interpose;
 pub mod launch;
 pub mod matrix;
 pub mod planted;
-#[cfg(target_os = "linux")]
-mod processes;
 pub mod report;
 pub mod rig;
 pub mod runner;

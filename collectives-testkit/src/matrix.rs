@@ -101,7 +101,7 @@ pub fn table(rows: &[Row]) -> String {
 #[must_use]
 pub fn main(harness: Arc<dyn Harness>) -> ExitCode {
     #[cfg(target_os = "linux")]
-    crate::processes::dispatch(&harness);
+    crate::world::processes::dispatch(&harness);
     let mut arguments = Arguments::from_args();
     if harness.is_exclusive() {
         arguments.test_threads = Some(1);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use libtest_mimic::{Arguments, Trial};
 
 use crate::capability::{Capability, Support};
-use crate::case::{Case, Outcome};
+use crate::case::{Case, Outcome, ranks_from_env};
 use crate::harness::Harness;
 use crate::planted::Planted;
 use crate::report::{Entry, Report, Verdict};
@@ -59,12 +59,15 @@ pub fn lacking<'a>(
     harness: &'a dyn Harness,
     case: &'a Case,
 ) -> impl Iterator<Item = (Capability, String)> + 'a {
-    case.needs
-        .iter()
-        .filter_map(|&capability| match harness.supports(capability) {
-            Support::Yes => None,
-            Support::No(reason) => Some((capability, reason)),
-        })
+    let lacks = |capability, support| match support {
+        Support::Yes => None,
+        Support::No(reason) => Some((capability, reason)),
+    };
+    let platform = lacks(Capability::Platform, harness.platform());
+    let needs = case.needs.iter();
+    platform
+        .into_iter()
+        .chain(needs.filter_map(move |&need| lacks(need, harness.supports(need))))
 }
 
 /// The first capability that a case needs and the backend lacks, and why.
@@ -83,7 +86,7 @@ pub fn unclaimed(capability: Capability) -> Option<&'static Case> {
 /// the first call of a `main` that is not one of the kit's.
 pub fn dispatch(harness: &Arc<dyn Harness>) {
     #[cfg(target_os = "linux")]
-    crate::processes::dispatch(harness);
+    crate::world::processes::dispatch(harness);
     #[cfg(not(target_os = "linux"))]
     let _ = harness;
 }
@@ -92,7 +95,7 @@ pub fn dispatch(harness: &Arc<dyn Harness>) {
 #[must_use]
 pub fn planted() -> Option<Planted> {
     #[cfg(target_os = "linux")]
-    return crate::processes::planted();
+    return crate::world::processes::planted();
     #[cfg(not(target_os = "linux"))]
     None
 }
@@ -102,8 +105,12 @@ pub fn planted() -> Option<Planted> {
 #[must_use]
 pub fn main(harness: Arc<dyn Harness>) -> ExitCode {
     dispatch(&harness);
-    let required = match Required::from_env() {
-        Ok(required) => required,
+    let asked = Required::from_env().and_then(|required| {
+        ranks_from_env()?;
+        Ok((required, Limits::PATIENT.or_from_env()?))
+    });
+    let (required, limits) = match asked {
+        Ok(asked) => asked,
         Err(text) => {
             eprintln!("{text}");
             return ExitCode::FAILURE;
@@ -114,7 +121,7 @@ pub fn main(harness: Arc<dyn Harness>) -> ExitCode {
         arguments.test_threads = Some(1);
     }
     let report = Arc::new(Mutex::new(Report::new(harness.name())));
-    let trials = trials(&harness, &required, &report);
+    let trials = trials(&harness, limits, &required, &report);
     let listing = arguments.list;
     let conclusion = libtest_mimic::run(&arguments, trials);
     if !listing
@@ -131,15 +138,17 @@ pub fn main(harness: Arc<dyn Harness>) -> ExitCode {
 
 fn trials(
     harness: &Arc<dyn Harness>,
+    limits: Limits,
     required: &Required,
     report: &Arc<Mutex<Report>>,
 ) -> Vec<Trial> {
-    let worlds = Arc::new(Worlds::new(Arc::clone(harness), Limits::PATIENT));
+    let worlds = Arc::new(Worlds::new(Arc::clone(harness), limits));
     let mut trials: Vec<_> = suites::cases()
         .map(|(suite, case)| trial(&worlds, required, report, suite, case))
         .collect();
     for capability in Capability::ALL {
-        if let Support::No(_) = harness.supports(capability)
+        if capability != Capability::Platform
+            && let Support::No(_) = harness.supports(capability)
             && let Some(case) = unclaimed::case(capability)
         {
             trials.push(trial(&worlds, required, report, "unclaimed", case));

@@ -15,7 +15,8 @@ use crate::driver::{Code, Context, DevicePointer, Driver, RawEvent, RawStream, d
 pub(crate) enum Item {
     Stream(RawStream),
     Event(RawEvent),
-    Memory(DevicePointer),
+    /// Ordinary memory, and how many bytes of it.
+    Memory(DevicePointer, usize),
     Block(Block),
     /// Only kept until the work has finished.
     Hold(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send>),
@@ -42,29 +43,32 @@ impl Garbage {
         });
     }
 
-    /// Whether there is nothing to do.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+    /// How much there is to do.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
     }
 
-    /// Frees what no work uses any more; never waits.
+    /// Frees what no work uses any more, and gives the bytes of ordinary memory among it; never
+    /// waits.
     ///
     /// The caller has made the context current, in relaxed mode.
-    pub(crate) fn collect(&self, context: Context) {
+    pub(crate) fn collect(&self, context: Context) -> usize {
         let taken = std::mem::take(&mut *self.lock());
         let mut left = Vec::new();
+        let mut freed = 0;
         for mut pending in taken {
             match pending.is_settled(context.driver) {
-                Ok(true) => pending.free(context.driver),
+                Ok(true) => freed += pending.free(context.driver),
                 Ok(false) => left.push(pending),
                 Err(error) => {
                     // The device has failed, so nothing runs on it any more.
                     tracing::debug!(%error, "freeing without knowing whether work has finished");
-                    pending.free(context.driver);
+                    freed += pending.free(context.driver);
                 }
             }
         }
         self.lock().append(&mut left);
+        freed
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Pending>> {
@@ -95,7 +99,8 @@ impl Pending {
         }
     }
 
-    fn free(self, driver: &'static Driver) {
+    /// Frees it, and gives its bytes if it is ordinary memory.
+    fn free(self, driver: &'static Driver) -> usize {
         if let Some(event) = self.event {
             // SAFETY: Made for this entry, and nobody else has it.
             report(unsafe { driver.event_destroy(event) });
@@ -105,11 +110,15 @@ impl Pending {
             Item::Stream(stream) => report(unsafe { driver.stream_destroy(stream) }),
             // SAFETY: As above.
             Item::Event(event) => report(unsafe { driver.event_destroy(event) }),
-            // SAFETY: As above, and the last user's work has finished.
-            Item::Memory(pointer) => report(unsafe { driver.mem_free(pointer) }),
+            Item::Memory(pointer, bytes) => {
+                // SAFETY: As above, and the last user's work has finished.
+                report(unsafe { driver.mem_free(pointer) });
+                return bytes;
+            }
             Item::Block(block) => report(block.unmap(driver)),
             Item::Hold(_) => {}
         }
+        0
     }
 }
 
@@ -130,6 +139,6 @@ fn report(result: Result<()>) {
 
 impl fmt::Debug for Garbage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Garbage({})", self.lock().len())
+        write!(f, "Garbage({})", self.len())
     }
 }

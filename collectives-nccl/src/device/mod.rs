@@ -10,6 +10,7 @@ pub(crate) mod vmm;
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use collectives_core::addr::Addr;
@@ -111,6 +112,19 @@ impl CudaDevice {
     #[must_use]
     pub fn mapped_bytes(&self) -> usize {
         self.shared.blocks.as_ref().map_or(0, Blocks::mapped_bytes)
+    }
+
+    /// Bytes of ordinary memory allocated through this device and not freed yet.
+    #[must_use]
+    pub fn ordinary_bytes(&self) -> usize {
+        self.shared.ordinary.load(Ordering::Relaxed)
+    }
+
+    /// Things whose last owner is gone and that wait for work which may still use them; see
+    /// [`Device::collect`].
+    #[must_use]
+    pub fn pending_count(&self) -> usize {
+        self.shared.garbage.len()
     }
 
     fn make(ordinal: usize) -> Result<Self> {
@@ -283,10 +297,11 @@ unsafe impl Device for CudaDevice {
         unsafe { self.driver().mem_alloc(&raw mut raw, bytes.max(1)) }
             .map_err(|error| out_of_memory(error, bytes, Rank(0)))?;
         let shared = Arc::clone(&self.shared);
+        shared.ordinary.fetch_add(bytes, Ordering::Relaxed);
         // SAFETY: The range is ours until `mem_free`, which the garbage calls once.
         Ok(unsafe {
             Memory::new(self.shared.id, address(raw), bytes, move |after| {
-                shared.garbage.push(Item::Memory(raw), after);
+                shared.garbage.push(Item::Memory(raw, bytes), after);
             })
         })
     }

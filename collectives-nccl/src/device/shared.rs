@@ -1,5 +1,6 @@
 //! What streams, memory and graphs need of their device.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use collectives_core::error::{Error, Result};
@@ -20,6 +21,8 @@ pub(crate) struct Shared {
     /// Compute capability, ten times the major number and the minor.
     pub(crate) compute: u32,
     pub(crate) garbage: Garbage,
+    /// Bytes of ordinary memory that were allocated and are not freed.
+    pub(crate) ordinary: AtomicUsize,
     pub(crate) captures: Captures,
     /// Physical memory for windows, or why there is none.
     pub(crate) blocks: Result<Blocks>,
@@ -41,6 +44,7 @@ impl Shared {
             uuid,
             compute,
             garbage: Garbage::default(),
+            ordinary: AtomicUsize::new(0),
             captures: Captures::default(),
             blocks,
             kernels: OnceLock::new(),
@@ -55,11 +59,14 @@ impl Shared {
 
     /// Frees what destructors queued.
     pub(crate) fn collect(&self) {
-        if self.garbage.is_empty() {
+        if self.garbage.len() == 0 {
             return;
         }
         match self.context.enter_relaxed() {
-            Ok(_current) => self.garbage.collect(self.context),
+            Ok(_current) => {
+                let freed = self.garbage.collect(self.context);
+                self.ordinary.fetch_sub(freed, Ordering::Relaxed);
+            }
             Err(error) => tracing::debug!(%error, "nothing can be collected"),
         }
     }

@@ -5,11 +5,11 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
 /// The longest result, or panic message, that is passed.
-pub(super) const MAX_NEWS: usize = 64 << 20;
+pub(crate) const MAX_NEWS: usize = 64 << 20;
 
 /// A rank's news.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum News {
+pub(crate) enum News {
     /// Which rank this is, and the session's token; the first thing on a connection.
     Rank(u32, Vec<u8>),
     Result(Vec<u8>),
@@ -18,7 +18,7 @@ pub(super) enum News {
 }
 
 impl News {
-    pub(super) fn send(&self, to: &mut impl Write) -> io::Result<()> {
+    pub(crate) fn send(&self, to: &mut impl Write) -> io::Result<()> {
         let hello;
         let (tag, bytes) = match self {
             Self::Rank(rank, token) => {
@@ -44,7 +44,7 @@ impl News {
     }
 
     /// The next news, or `None` where the rank ended between two of them.
-    pub(super) fn receive(from: &mut impl Read) -> io::Result<Option<Self>> {
+    pub(crate) fn receive(from: &mut impl Read) -> io::Result<Option<Self>> {
         let mut tag = [0];
         if from.read(&mut tag)? == 0 {
             return Ok(None);
@@ -77,14 +77,14 @@ impl News {
 }
 
 /// The parent's side.
-pub(super) fn listen(name: &str) -> io::Result<UnixListener> {
+pub(crate) fn listen(name: &str) -> io::Result<UnixListener> {
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
 /// The rank's side.
-pub(super) fn connect(name: &str) -> io::Result<UnixStream> {
+pub(crate) fn connect(name: &str) -> io::Result<UnixStream> {
     UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)
 }
 

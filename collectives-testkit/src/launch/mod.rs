@@ -29,7 +29,7 @@
 //! is waited for. [Other launchers](Launch::through) start ranks as well: those die with it, and it with
 //! the parent, where the system has `setpriv`. Results come over an abstract socket, which has no name in any file system.
 
-mod channel;
+pub(crate) mod channel;
 mod child;
 mod foreign;
 mod output;

@@ -129,6 +129,8 @@ fn counts_differ(rig: &mut Rig<'_>) -> Outcome {
             } => Some(rank.index()),
             _ => None,
         };
+        // Of two ranks either may be the odd one; the lower one counts as the majority.
+        let odd = if rig.ranks() == 2 { 1 } else { odd };
         ensure_eq!(named, Some(odd), "the odd rank, by: {error}");
         rig.expect_alike("the error", &format!("{:?}", error.kind()))?;
         let mut tensor = rig.tensor::<u32>(10, round)?;
