@@ -124,6 +124,15 @@ impl NcclCommunicator {
         self.state.nccl.version()
     }
 
+    /// The library's communicator, for calls that this crate does not make; null once it has ended.
+    ///
+    /// Only calls that enqueue may be made on it, in the same order on all ranks, by the thread that
+    /// uses this communicator. It belongs to this communicator, which ends it.
+    #[must_use]
+    pub fn as_raw(&self) -> nccl_sys::Comm {
+        self.state.raw()
+    }
+
     /// The device, as what it is.
     #[must_use]
     pub fn cuda_device(&self) -> &Arc<CudaDevice> {
@@ -135,6 +144,12 @@ impl NcclCommunicator {
     #[must_use]
     pub fn live_count() -> usize {
         watchdog::live()
+    }
+
+    /// Those among them that nobody owns any more and that are being ended.
+    #[must_use]
+    pub fn ending_count() -> usize {
+        watchdog::ending()
     }
 
     fn check(&self, calls: &[Collective<'_>]) -> Result<()> {

@@ -19,6 +19,7 @@ use crate::device::shared::Shared;
 use crate::device::stream::{CudaStream, StreamState};
 use crate::error::BACKEND;
 use crate::options::Options;
+use crate::watchdog;
 use crate::window::Window;
 
 /// The shared part of one rank's end.
@@ -240,8 +241,13 @@ impl State {
         result
     }
 
+    /// NCCL's communicator, null before and after it exists.
+    pub(crate) fn raw(&self) -> Comm {
+        Comm(self.handle.load(Ordering::Acquire))
+    }
+
     fn comm(&self) -> Result<Comm> {
-        let comm = Comm(self.handle.load(Ordering::Acquire));
+        let comm = self.raw();
         match comm.is_null() {
             true => Err(self.named(Error::new(ErrorKind::Closed))),
             false => Ok(comm),
@@ -292,6 +298,7 @@ impl State {
     /// Nobody owns the communicator any more; called by destructors, so it only tells.
     pub(crate) fn disown(&self) {
         lock(&self.control).unowned = true;
+        watchdog::note_ending();
         self.wake();
     }
 
@@ -384,9 +391,12 @@ impl Abort for NcclAbort {
         self.0.health()?;
         match self.0.bootstrap.failure() {
             Some((rank, _)) if rank == self.0.rank() && self.0.is_closed() => Ok(()),
-            Some((rank, cause)) => Err(self
-                .0
-                .named(Error::new(ErrorKind::PeerFailed { rank, cause }))),
+            Some((rank, cause)) => {
+                // Later calls are refused too, without waiting for the watchdog to look.
+                let error = Error::new(ErrorKind::PeerFailed { rank, cause });
+                self.0.fail(&error);
+                Err(self.0.named(error))
+            }
             None => Ok(()),
         }
     }

@@ -22,10 +22,21 @@ const PAUSE: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(2);
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
+static ENDING: AtomicUsize = AtomicUsize::new(0);
 
 /// NCCL communicators of this process that have not ended.
 pub(crate) fn live() -> usize {
     LIVE.load(Ordering::Acquire)
+}
+
+/// Those among them that nobody owns any more.
+pub(crate) fn ending() -> usize {
+    ENDING.load(Ordering::Acquire)
+}
+
+/// One more that nobody owns.
+pub(crate) fn note_ending() {
+    ENDING.fetch_add(1, Ordering::AcqRel);
 }
 
 /// Starts the thread; it ends with the communicator.
@@ -36,6 +47,8 @@ pub(crate) fn start(state: &Arc<State>) -> Result<()> {
         .name("nccl-watchdog".to_owned())
         .spawn(move || {
             watch(&watched);
+            // It ends when nobody owns the communicator, and not otherwise.
+            ENDING.fetch_sub(1, Ordering::AcqRel);
             LIVE.fetch_sub(1, Ordering::AcqRel);
         });
     match spawned {

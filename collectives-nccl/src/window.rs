@@ -257,6 +257,10 @@ impl Windows {
             }
             .into());
         }
+        if rank == self.state.rank() {
+            // The memory's own address, so that a kernel sees its bytes at one address only.
+            return Ok(window.base.offset(offset));
+        }
         let (native, peer) = (window.native, convert::rank(rank)?);
         drop(live);
         let _current = self.device.shared.context.enter_relaxed()?;

@@ -35,10 +35,12 @@ pub(crate) fn serve(
     Server::new(comm, job)?.serve(gauge, job)
 }
 
+type Handle = Collectives<Box<dyn Communicator>, Box<dyn ScratchAllocator>>;
+
 /// One rank of the server.
 #[derive(Debug)]
 struct Server {
-    collectives: Collectives<Box<dyn Communicator>, Box<dyn ScratchAllocator>>,
+    collectives: Handle,
     oracle: Oracle,
     /// Prefills run here, and half of the replays.
     eager: Stream,
@@ -80,7 +82,7 @@ impl Server {
 
     fn serve(mut self, gauge: &dyn Gauge, job: &Job<'_>) -> Result<Outcome> {
         let trace = job.trace;
-        self.warm_up()?;
+        self.warm_up(trace)?;
         let free = self.free_bytes(gauge)?;
         let begun = Instant::now();
         let mut decodes = Vec::new();
@@ -126,8 +128,11 @@ impl Server {
         progress.step(self.collectives.rank().index());
     }
 
-    /// Has the backend make what it makes once: for the first window, and for the first operation.
-    fn warm_up(&mut self) -> Result<()> {
+    /// Has the backend and its driver make what they make once and keep: for the first window, for
+    /// the first operation of a kind, for as many graphs as there will be. Scratch is not used yet.
+    fn warm_up(&mut self, trace: &Trace) -> Result<()> {
+        self.collectives.set_staging(Staging::Never);
+        let largest = trace.largest_request() / 2;
         if self
             .collectives
             .communicator()
@@ -135,9 +140,32 @@ impl Server {
             .symmetric
             .is_ok()
         {
-            drop(self.collectives.symmetric_buffer::<u8>(1)?);
+            let mut window = self.collectives.symmetric_buffer::<bf16>(largest)?;
+            for stream in [&self.eager, &self.other] {
+                self.collectives
+                    .all_reduce(&mut window, ReduceOp::Sum, stream)?;
+                self.collectives.device().synchronize(stream)?;
+            }
+            drop(window);
             let _ = self.collectives.trim()?;
         }
+        let mut graphs = Vec::new();
+        for &tokens in &trace.decodes {
+            let mut layers = self.tensors(tokens)?;
+            let mut graph = self.capture(&mut layers, |collectives, layer, stream| {
+                collectives
+                    .all_reduce(layer, ReduceOp::Sum, stream)
+                    .map(drop)
+            })?;
+            let device = self.collectives.device();
+            graph.launch(&**device, &self.eager)?;
+            graph.launch(&**device, &self.other)?;
+            graphs.push((graph, layers));
+        }
+        drop(self.tensors(largest / self.hidden)?);
+        self.meet()?;
+        drop(graphs);
+        self.collectives.set_staging(Staging::Forced);
         self.meet()
     }
 
@@ -196,13 +224,22 @@ impl Server {
     fn capture_decode(&mut self, tokens: usize) -> Result<Decode> {
         let mut layers = self.tensors(tokens)?;
         self.forward(&mut layers)?;
+        let graph = self.capture(&mut layers, all_reduce)?;
+        Ok(Decode { layers, graph })
+    }
+
+    /// A graph of one operation on each layer.
+    fn capture(
+        &mut self,
+        layers: &mut [Buffer<bf16>],
+        operation: fn(&mut Handle, &mut Buffer<bf16>, &Stream) -> Result<()>,
+    ) -> Result<Executable> {
         let device = Arc::clone(self.collectives.device());
         let capture = Capture::begin(&*device, &mut self.eager)?;
-        for layer in &mut layers {
-            all_reduce(&mut self.collectives, layer, capture.stream())?;
+        for layer in layers {
+            operation(&mut self.collectives, layer, capture.stream())?;
         }
-        let graph = capture.end()?.instantiate()?;
-        Ok(Decode { layers, graph })
+        capture.end()?.instantiate()
     }
 
     /// Refills the inputs of a captured batch, replays it and compares.
@@ -242,11 +279,7 @@ impl Server {
 }
 
 /// Reduces one tensor in place and makes sure that it went through scratch.
-fn all_reduce<C: Communicator, A: ScratchAllocator>(
-    collectives: &mut Collectives<C, A>,
-    tensor: &mut Buffer<bf16>,
-    stream: &Stream,
-) -> Result<()> {
+fn all_reduce(collectives: &mut Handle, tensor: &mut Buffer<bf16>, stream: &Stream) -> Result<()> {
     let report = collectives.all_reduce(tensor, ReduceOp::Sum, stream)?;
     if report.path != Path::Staged && collectives.world_size() > 1 {
         let why = format!("took the {} path: {}", report.path, report.reason);

@@ -91,6 +91,22 @@ unsafe impl Graphs for CudaDevice {
     }
 }
 
+impl CudaDevice {
+    /// The names of the kernels in a graph, in no particular order.
+    ///
+    /// # Errors
+    ///
+    /// [`Misuse::WrongDevice`] for a graph of another backend, and when the driver does not tell
+    /// names (CUDA 12.3 does).
+    pub fn kernel_names(&self, graph: &dyn GraphTemplate) -> Result<Vec<String>> {
+        let any: &dyn Any = graph;
+        match any.downcast_ref::<CudaGraph>() {
+            Some(graph) if graph.shared.id == self.shared.id => kernel_names(graph),
+            _ => Err(Misuse::WrongDevice { what: "the graph" }.into()),
+        }
+    }
+}
+
 /// Begins a capture, in thread-local mode.
 pub(crate) fn capture(device: &CudaDevice, stream: &StreamRef) -> Result<CaptureId> {
     let shared = &device.shared;

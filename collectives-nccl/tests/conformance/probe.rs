@@ -10,6 +10,7 @@ use collectives_core::error::Result;
 use collectives_core::graph::Capture;
 use collectives_core::memory::Memory;
 use collectives_core::stream::Stream;
+use collectives_nccl::communicator::NcclCommunicator;
 use collectives_nccl::device::CudaDevice;
 use collectives_testkit::harness::Probe;
 
@@ -61,8 +62,11 @@ impl Probe for CudaProbe {
             eprintln!("destructors of graphs were not waited for: {error}");
         }
         let begun = Instant::now();
-        while self.device.pending_count() > 0 && begun.elapsed() < PATIENCE {
+        let is_busy = || {
             self.device.collect();
+            self.device.pending_count() > 0 || NcclCommunicator::ending_count() > 0
+        };
+        while is_busy() && begun.elapsed() < PATIENCE {
             thread::sleep(Duration::from_micros(100));
         }
     }

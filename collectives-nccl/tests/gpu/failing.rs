@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use collectives_core::bootstrap::Bootstrap;
 use collectives_core::buffer::Buffer;
 use collectives_core::collectives::Collectives;
 use collectives_core::communicator::Communicator;
@@ -30,7 +31,7 @@ fn fails(ctx: &Ctx) -> bool {
 }
 
 /// The others wait a little, so that what they see is not the end of a process.
-fn linger() {
+fn linger(_: &mut Ctx) {
     thread::sleep(Duration::from_secs(8));
 }
 
@@ -50,17 +51,27 @@ fn typed<T>(what: &str, begun: Instant, result: Result<T>) -> Outcome {
     }
 }
 
-pub(crate) fn missing_in_set_up(ctx: &mut Ctx) -> Outcome {
+/// Has this process killed when it has told how the case went: no destructor runs.
+fn die(ctx: &mut Ctx) {
+    ctx.dies = true;
+}
+
+/// It says hello, so that the others go on into NCCL, and then nothing.
+fn only_hello(world: &dyn Bootstrap) -> Outcome {
+    let version = collectives_nccl::setup::library_version().said("version")?;
+    let mut hello = version.code().to_le_bytes().to_vec();
+    hello.push(1);
+    hello.extend([0xff; 24]);
+    hello.extend([0; 128]);
+    let _ = world.all_gather("nccl/hello", &hello, Duration::from_secs(30));
+    Ok(())
+}
+
+fn set_up(ctx: &mut Ctx, odd: fn(&mut Ctx)) -> Outcome {
     let world = ctx.world()?;
     if fails(ctx) {
-        // It says hello, so that the others go on into NCCL, and then nothing.
-        let version = collectives_nccl::setup::library_version().said("version")?;
-        let mut hello = version.code().to_le_bytes().to_vec();
-        hello.push(1);
-        hello.extend([0xff; 24]);
-        hello.extend([0; 128]);
-        let _ = world.all_gather("nccl/hello", &hello, Duration::from_secs(30));
-        linger();
+        only_hello(&*world)?;
+        odd(ctx);
         return Ok(());
     }
     let begun = Instant::now();
@@ -68,16 +79,33 @@ pub(crate) fn missing_in_set_up(ctx: &mut Ctx) -> Outcome {
     typed("set-up", begun, setup.connect())
 }
 
-pub(crate) fn missing_in_registration(ctx: &mut Ctx) -> Outcome {
+fn registration(ctx: &mut Ctx, odd: fn(&mut Ctx)) -> Outcome {
     let mut comm = ctx.connect_with(short())?;
     if fails(ctx) {
-        linger();
+        odd(ctx);
+        std::mem::forget(comm);
         return Ok(());
     }
     let begun = Instant::now();
     let symmetric = symmetric_of(&mut comm).said("symmetric")?;
     let memory = symmetric.allocate(2 << 20, None).said("allocate")?;
     typed("registration", begun, symmetric.register(&memory))
+}
+
+pub(crate) fn missing_in_set_up(ctx: &mut Ctx) -> Outcome {
+    set_up(ctx, linger)
+}
+
+pub(crate) fn missing_in_registration(ctx: &mut Ctx) -> Outcome {
+    registration(ctx, linger)
+}
+
+pub(crate) fn killed_in_set_up(ctx: &mut Ctx) -> Outcome {
+    set_up(ctx, die)
+}
+
+pub(crate) fn killed_in_registration(ctx: &mut Ctx) -> Outcome {
+    registration(ctx, die)
 }
 
 fn one_sum(ctx: &Ctx, comm: NcclCommunicator) -> (Collectives<NcclCommunicator>, Result<()>) {
@@ -100,11 +128,7 @@ pub(crate) fn peer_exits(ctx: &mut Ctx) -> Outcome {
         // Killed, as it were: no destructor runs.
         std::mem::forget(handle);
         println!("gone");
-        let pid = rustix::process::getpid();
-        thread::spawn(move || {
-            thread::sleep(Duration::from_millis(300));
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        });
+        die(ctx);
         return Ok(());
     }
     thread::sleep(Duration::from_secs(1));
@@ -126,7 +150,7 @@ pub(crate) fn peer_exits(ctx: &mut Ctx) -> Outcome {
 pub(crate) fn peer_hangs(ctx: &mut Ctx) -> Outcome {
     let comm = ctx.connect_with(short())?;
     if fails(ctx) {
-        linger();
+        linger(ctx);
         // What the others published reaches this rank too.
         let health = comm.abort_handle().health();
         return ensure(health.is_err(), || "the failure did not arrive".to_owned());
@@ -146,7 +170,7 @@ pub(crate) fn abort(ctx: &mut Ctx) -> Outcome {
         let aborted = matches!(error, Some(ErrorKind::Aborted { .. }));
         ensure(aborted, || format!("{error:?}"))?;
         // The others must have heard before this process ends.
-        linger();
+        linger(ctx);
         return Ok(());
     }
     let begun = Instant::now();

@@ -3,7 +3,6 @@
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
-use collectives_alloc::config::ScratchConfig;
 use collectives_core::buffer::Buffer;
 use collectives_core::error::ErrorKind;
 use collectives_core::reduce::ReduceOp;
@@ -11,7 +10,7 @@ use collectives_nccl::communicator::NcclCommunicator;
 use half::bf16;
 
 use crate::rank::Ctx;
-use crate::scratch::{captured, eager, handle, handle_of};
+use crate::scratch::{captured, eager, handle};
 use crate::values::{inputs, same, sums};
 use crate::{Outcome, Said, ensure};
 
@@ -24,38 +23,6 @@ fn eventually(what: &str, holds: impl Fn() -> bool) -> Outcome {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    Ok(())
-}
-
-/// Graphs keep replaying on the slots they captured while the policy replaces those. With
-/// `COLLECTIVES_GPU_LONG=1` eight graphs replay ten thousand times across twenty growths.
-pub(crate) fn growth(ctx: &mut Ctx) -> Outcome {
-    let long = std::env::var("COLLECTIVES_GPU_LONG").is_ok_and(|value| value == "1");
-    let (captures, growths, replays) = if long { (8, 20, 500) } else { (4, 4, 25) };
-    let mut config = ScratchConfig::with_policy("replace");
-    config.growth = Some(1.01);
-    let mut handle = handle_of(ctx, &config)?;
-    let mut graphs = Vec::new();
-    // More than a granule each, so that every round outgrows the slot of the round before.
-    let elements = |round: usize| (round + 1) * (3 << 19);
-    for round in 0..=growths {
-        eager(ctx, &mut handle, elements(round), round)?;
-        if graphs.len() < captures {
-            graphs.push(captured(ctx, &mut handle, 9_000 + round)?);
-        }
-        for repeat in 0..replays {
-            for graph in &mut graphs {
-                graph.replay(ctx, repeat + round)?;
-            }
-        }
-    }
-    let stats = handle.stats();
-    // A single rank stages nothing.
-    ensure(ctx.ranks == 1 || stats.growths > growths as u64, || {
-        format!("{stats:?}")
-    })?;
-    drop(graphs);
-    let _ = handle.close().said("close")?;
     Ok(())
 }
 
@@ -79,28 +46,6 @@ pub(crate) fn foreign_stream(ctx: &mut Ctx) -> Outcome {
         captured(ctx, &mut handle, 5000)?.replay(ctx, round)?;
     }
     drop(foreign);
-    let _ = handle.close().said("close")?;
-    Ok(())
-}
-
-pub(crate) fn many_captures(ctx: &mut Ctx) -> Outcome {
-    let mut handle = handle(ctx, "geometric")?;
-    eager(ctx, &mut handle, 5000, 0)?;
-    let mut before = 0;
-    for cycle in 0..120 {
-        captured(ctx, &mut handle, 5000)?.replay(ctx, cycle)?;
-        if cycle == 40 {
-            ctx.sync()?;
-            ctx.device.collect();
-            before = ctx.cuda.memory_info().said("memory_info")?.0;
-        }
-    }
-    ctx.sync()?;
-    ctx.meet(&format!("captured {}", ctx.ranks))?;
-    ctx.device.collect();
-    let after = ctx.cuda.memory_info().said("memory_info")?.0;
-    let lost = before.saturating_sub(after);
-    ensure(lost <= 4 << 20, || format!("80 captures lost {lost} bytes"))?;
     let _ = handle.close().said("close")?;
     Ok(())
 }

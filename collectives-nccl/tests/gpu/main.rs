@@ -5,6 +5,7 @@
 //! name. `COLLECTIVES_REQUIRE_GPU=1` turns those into failures, `COLLECTIVES_GPU_RANKS=2,4` chooses
 //! world sizes.
 
+mod endurance;
 mod failing;
 mod global;
 mod graphs;
@@ -43,9 +44,9 @@ const SHARED: &[Case] = &[
     ("staged_by_geometric_class", scratch::geometric_class),
     ("staged_by_reserved", scratch::reserved),
     ("staged_by_arena", scratch::arena),
-    ("graphs_replay_across_growths", graphs::growth),
+    ("graphs_replay_across_growths", endurance::replays),
     ("a_stream_of_somebody_else", graphs::foreign_stream),
-    ("many_captures_leave_nothing", graphs::many_captures),
+    ("many_captures_leave_nothing", endurance::captures),
     ("streams_and_graphs_share_a_slot_in_order", graphs::mixed),
     ("a_global_capture_elsewhere_is_unharmed", global::capture),
     (
@@ -71,6 +72,14 @@ const ALONE: &[Case] = &[
     (
         "registration_ends_when_a_peer_stays_away",
         failing::missing_in_registration,
+    ),
+    (
+        "set_up_ends_when_a_peer_is_killed",
+        failing::killed_in_set_up,
+    ),
+    (
+        "registration_ends_when_a_peer_is_killed",
+        failing::killed_in_registration,
     ),
     ("work_ends_when_a_peer_exits", failing::peer_exits),
     ("work_ends_when_a_peer_hangs", failing::peer_hangs),

@@ -43,6 +43,8 @@ pub(crate) struct Ctx {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) stream: Stream,
     pub(crate) bootstrap: Arc<dyn Bootstrap>,
+    /// Whether the process is to be killed after the case.
+    pub(crate) dies: bool,
     worlds: usize,
 }
 
@@ -105,6 +107,10 @@ pub(crate) fn run<'a>(place: &Place, known: impl Iterator<Item = &'a Case>) -> E
                 ));
             }
         }
+        if ctx.dies {
+            let pid = rustix::process::getpid();
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
         if place.cases.len() > 1 && ctx.meet(&format!("after {name}")).is_err() {
             place.report("GONE a peer did not come to the end of the case");
             return ExitCode::FAILURE;
@@ -115,7 +121,8 @@ pub(crate) fn run<'a>(place: &Place, known: impl Iterator<Item = &'a Case>) -> E
 
 impl Ctx {
     fn new(place: &Place) -> Result<Self, String> {
-        let cuda = CudaDevice::open(0).said("open")?;
+        let gpu = place.rank % CudaDevice::count().max(1);
+        let cuda = CudaDevice::open(gpu).said("open")?;
         let device = Arc::clone(&cuda) as Arc<dyn Device>;
         let store = Join::new(Rank::new(place.rank), place.ranks, "127.0.0.1", place.port)
             .deadline(Duration::from_secs(60))
@@ -128,6 +135,7 @@ impl Ctx {
             cuda,
             device,
             bootstrap: Arc::new(store),
+            dies: false,
             worlds: 0,
         })
     }

@@ -33,8 +33,8 @@ impl Rig<'_> {
     /// # Errors
     ///
     /// Those of the calls.
-    pub fn captured(&mut self, handle: &mut Handle, count: usize) -> Outcome<(Graph, Buffer<u32>)> {
-        let mut tensor = self.tensor::<u32>(count, 0)?;
+    pub fn captured(&mut self, handle: &mut Handle, count: usize) -> Outcome<(Graph, Buffer<f32>)> {
+        let mut tensor = self.tensor::<f32>(count, 0)?;
         let (graph, _) = self
             .capture(|capture| handle.all_reduce(&mut tensor, ReduceOp::Sum, capture.stream()))?;
         Ok((graph, tensor))
@@ -57,7 +57,7 @@ impl Rig<'_> {
     ///
     /// Those of the capture, and a call that succeeds.
     pub fn missed(&mut self, handle: &mut Handle, count: usize) -> Outcome<Error> {
-        let mut tensor = self.tensor::<u32>(count, 0)?;
+        let mut tensor = self.tensor::<f32>(count, 0)?;
         let (_graph, reduced) = self.capture(|capture| {
             Ok(handle.all_reduce(&mut tensor, ReduceOp::Sum, capture.stream()))
         })?;
@@ -80,10 +80,14 @@ impl Rig<'_> {
         unsafe { graphs.begin(stream) }?;
         // SAFETY: Nobody else knows the other stream.
         let forked = unsafe { graphs.fork(stream, &lost) };
+        // A branch on which nothing happens counts as joined on some devices.
+        let fence = device.create_fence();
+        let marked = fence.and_then(|fence| device.record(&fence, &lost));
         let done = body(stream);
         // SAFETY: As above.
         let ended = unsafe { graphs.end(stream) };
         forked?;
+        marked?;
         done?;
         refused("a capture with a lost branch", ended)
     }
@@ -96,7 +100,7 @@ impl Rig<'_> {
     /// Those of the calls.
     pub fn framework_graph(&mut self, handle: &mut Handle, count: usize) -> Outcome<Framework> {
         let _plan = handle.reserve(&[Request::new(count * 4)])?;
-        let mut tensor = self.tensor::<u32>(count, 0)?;
+        let mut tensor = self.tensor::<f32>(count, 0)?;
         let device = Arc::clone(&self.device);
         let Some(graphs) = device.graphs() else {
             return Err(Failure("the device offers no graphs".to_owned()));
@@ -132,7 +136,7 @@ impl Rig<'_> {
 #[derive(Debug)]
 pub struct Replay {
     /// What it reduces.
-    pub tensor: Buffer<u32>,
+    pub tensor: Buffer<f32>,
     /// The graph.
     pub executable: Executable,
 }
@@ -143,7 +147,7 @@ impl Replay {
     /// # Errors
     ///
     /// As [`Graph::instantiate`].
-    pub fn new(graph: &Graph, tensor: Buffer<u32>) -> Outcome<Self> {
+    pub fn new(graph: &Graph, tensor: Buffer<f32>) -> Outcome<Self> {
         let executable = graph.instantiate()?;
         Ok(Self { tensor, executable })
     }
@@ -153,7 +157,7 @@ impl Replay {
 #[derive(Debug)]
 pub struct Framework {
     /// What it reduces.
-    pub tensor: Buffer<u32>,
+    pub tensor: Buffer<f32>,
     executable: Box<dyn GraphExecutable>,
 }
 
@@ -163,7 +167,7 @@ impl Framework {
     /// # Errors
     ///
     /// As [`Buffer::write`].
-    pub fn write(&mut self, values: &[u32], stream: &Stream) -> Result<()> {
+    pub fn write(&mut self, values: &[f32], stream: &Stream) -> Result<()> {
         self.tensor.write(values, stream)
     }
 

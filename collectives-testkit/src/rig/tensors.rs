@@ -76,7 +76,7 @@ impl Rig<'_> {
     /// Those of the call, and a wrong element.
     pub fn eager(&self, handle: &mut Handle, bytes: usize, stream: &Stream) -> Outcome {
         let count = bytes / 4;
-        let mut tensor = self.tensor::<u32>(count, 7)?;
+        let mut tensor = self.tensor::<f32>(count, 7)?;
         handle.all_reduce(&mut tensor, ReduceOp::Sum, stream)?;
         self.expect_sum("an eager call", &tensor, 7, stream)
     }

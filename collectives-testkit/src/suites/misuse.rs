@@ -70,7 +70,7 @@ fn sizes(rig: &mut Rig<'_>) -> Outcome {
     rig.lease(&mut *comm, &mut *scratch, 100)?.complete()?;
     rig.close(comm, scratch)?;
     let mut handle = rig.collectives("geometric")?;
-    let mut empty = rig.tensor::<u32>(0, 0)?;
+    let mut empty = rig.tensor::<f32>(0, 0)?;
     handle.all_reduce(&mut empty, ReduceOp::Sum, rig.stream())?;
     ensure_eq!(
         handle.stats().requests,
@@ -188,7 +188,7 @@ fn shapes(rig: &mut Rig<'_>) -> Outcome {
     );
     let passed = rig.witness().calls("enqueue") - enqueued;
     ensure!(passed <= 1, "{passed} calls reached the backend");
-    let mut tensor = rig.tensor::<u32>(10, 3)?;
+    let mut tensor = rig.tensor::<f32>(10, 3)?;
     handle.all_reduce(&mut tensor, ReduceOp::Sum, stream)?;
     rig.expect_sum("the call after", &tensor, 3, stream)?;
     let _deferred = handle.close()?;

@@ -116,7 +116,7 @@ fn replay_order(rig: &mut Rig<'_>) -> Outcome {
     let streams = streams(rig, 3)?;
     let mut tensors = Vec::new();
     for round in 0..3 {
-        tensors.push(rig.tensor::<u32>(1 << 10, round)?);
+        tensors.push(rig.tensor::<f32>(1 << 10, round)?);
     }
     let device = rig.device();
     graph.tensor.write(&rig.input(1 << 10, 9), rig.stream())?;
@@ -166,7 +166,7 @@ fn two_graphs(rig: &mut Rig<'_>) -> Outcome {
 
 fn same_stream_hit(rig: &mut Rig<'_>) -> Outcome {
     let mut handle = rig.collectives("geometric")?;
-    let mut tensor = rig.tensor::<u32>(1000, 1)?;
+    let mut tensor = rig.tensor::<f32>(1000, 1)?;
     for _ in 0..3 {
         handle.all_reduce(&mut tensor, ReduceOp::Max, rig.stream())?;
     }
@@ -194,8 +194,8 @@ fn same_stream_hit(rig: &mut Rig<'_>) -> Outcome {
 fn cross_stream_hit(rig: &mut Rig<'_>) -> Outcome {
     let mut handle = rig.collectives("geometric")?;
     let other = rig.device().create_stream()?;
-    let mut here = rig.tensor::<u32>(1000, 1)?;
-    let mut there = Buffer::from_slice(&rig.device(), &rig.input::<u32>(1000, 2), &other)?;
+    let mut here = rig.tensor::<f32>(1000, 1)?;
+    let mut there = Buffer::from_slice(&rig.device(), &rig.input::<f32>(1000, 2), &other)?;
     handle.all_reduce(&mut here, ReduceOp::Sum, rig.stream())?;
     let witness = Arc::clone(&rig.witness);
     let calls = || ["wait", "record"].map(|name| witness.calls(name));
@@ -224,7 +224,7 @@ fn schedules(rig: &mut Rig<'_>) -> Outcome {
         let streams = streams(rig, 4)?;
         let mut tensors = Vec::new();
         for round in 0..4 {
-            tensors.push(rig.tensor::<u32>(bytes / 4, round)?);
+            tensors.push(rig.tensor::<f32>(bytes / 4, round)?);
         }
         let device = rig.device();
         for _ in 0..40 {
@@ -258,13 +258,13 @@ fn two_streams(rig: &mut Rig<'_>) -> Outcome {
             Buffer::from_slice(&rig.device(), &rig.input(count, round + 1), &streams[1])?;
         handle.all_reduce(&mut left, ReduceOp::Sum, &streams[0])?;
         handle.all_reduce(&mut right, ReduceOp::Sum, &streams[1])?;
-        rig.expect_sum::<u32>("the left", &left, round, &streams[0])?;
-        rig.expect_sum::<u32>("the right", &right, round + 1, &streams[1])?;
+        rig.expect_sum::<f32>("the left", &left, round, &streams[0])?;
+        rig.expect_sum::<f32>("the right", &right, round + 1, &streams[1])?;
     }
     // And without anybody waiting in between.
     let mut tensors = Vec::new();
     for round in 0..8 {
-        tensors.push(rig.tensor::<u32>(count, round)?);
+        tensors.push(rig.tensor::<f32>(count, round)?);
     }
     for (index, tensor) in tensors.iter_mut().enumerate() {
         handle.all_reduce(tensor, ReduceOp::Sum, &streams[index % 2])?;
@@ -283,7 +283,7 @@ fn first_use(rig: &mut Rig<'_>) -> Outcome {
     let streams = streams(rig, 2)?;
     let mut tensors = Vec::new();
     for round in 0..4 {
-        tensors.push(rig.tensor::<u32>(1000 * (1 + round % 2), round)?);
+        tensors.push(rig.tensor::<f32>(1000 * (1 + round % 2), round)?);
     }
     for (index, tensor) in tensors.iter_mut().enumerate() {
         handle.all_reduce(tensor, ReduceOp::Sum, &streams[index / 2])?;

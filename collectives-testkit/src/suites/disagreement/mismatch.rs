@@ -53,7 +53,7 @@ pub(super) const CASES: &[Case] = &[
 fn mixed_capture(rig: &mut Rig<'_>) -> Outcome {
     let comm = Checked::new(rig.deadline()).around(rig.communicator()?);
     let mut handle = Collectives::without_scratch(comm);
-    let mut tensor = rig.tensor::<u32>(100, 1)?;
+    let mut tensor = rig.tensor::<f32>(100, 1)?;
     let enqueued = rig.witness().calls("enqueue");
     let reduced = if rig.rank() == 1 {
         let (graph, reduced) = rig.capture(|capture| {
@@ -116,7 +116,7 @@ fn counts_differ(rig: &mut Rig<'_>) -> Outcome {
         } else {
             count
         };
-        let mut tensor = rig.tensor::<u32>(mine, round)?;
+        let mut tensor = rig.tensor::<f32>(mine, round)?;
         let stream = rig.device().create_stream()?;
         let reduced = handle.all_reduce(&mut tensor, ReduceOp::Sum, &stream);
         let reduced = reduced.and_then(|_| rig.device().synchronize(&stream));
@@ -133,7 +133,7 @@ fn counts_differ(rig: &mut Rig<'_>) -> Outcome {
         let odd = if rig.ranks() == 2 { 1 } else { odd };
         ensure_eq!(named, Some(odd), "the odd rank, by: {error}");
         rig.expect_alike("the error", &format!("{:?}", error.kind()))?;
-        let mut tensor = rig.tensor::<u32>(10, round)?;
+        let mut tensor = rig.tensor::<f32>(10, round)?;
         handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream())?;
         rig.expect_sum("the call after", &tensor, round, rig.stream())?;
     }
@@ -152,7 +152,7 @@ fn check_mode(rig: &mut Rig<'_>) -> Outcome {
         "the check mode compares nothing"
     );
     let mut handle = Collectives::without_scratch(checked);
-    let mut tensor = rig.tensor::<u32>(100, 1)?;
+    let mut tensor = rig.tensor::<f32>(100, 1)?;
     let before = rig.witness().calls("agree");
     handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream())?;
     rig.expect_sum("a call that is alike", &tensor, 1, rig.stream())?;

@@ -72,7 +72,7 @@ fn out_of_memory(rig: &mut Rig<'_>) -> Outcome {
         let mut handle = failing(rig, on, 2, 2, Fail::OutOfMemory)?;
         rig.eager(&mut handle, 100, rig.stream())?;
         let count = rig.granule();
-        let mut tensor = rig.tensor::<u32>(count, 1)?;
+        let mut tensor = rig.tensor::<f32>(count, 1)?;
         let reduced = handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream());
         let error = refused("a growth without memory", reduced)?;
         let named = match error.kind() {
@@ -96,13 +96,13 @@ fn next_request_works(rig: &mut Rig<'_>) -> Outcome {
         options.on_miss = OnMiss::Fallback;
         let scratch = rig.pool("geometric", options)?;
         let mut handle = rig.handle(Box::new(comm), scratch);
-        let mut tensor = rig.tensor::<u32>(5000, 1)?;
+        let mut tensor = rig.tensor::<f32>(5000, 1)?;
         let report = handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream())?;
         rig.expect_alike("the path", &format!("{:?}", (report.path, report.reason)))?;
         let reason = Reason::OutOfMemory;
         ensure_eq!(report.reason, reason, "the reason");
         rig.expect_sum("the fallback", &tensor, 1, rig.stream())?;
-        let mut tensor = rig.tensor::<u32>(4000, 2)?;
+        let mut tensor = rig.tensor::<f32>(4000, 2)?;
         let report = handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream())?;
         let staged = Path::Staged;
         ensure_eq!(report.path, staged, "the path of the next request");

@@ -64,7 +64,7 @@ pub(super) const CASES: &[Case] = &[
 fn no_allocation_nodes(rig: &mut Rig<'_>) -> Outcome {
     let mut handle = rig.collectives("geometric")?;
     let _plan = handle.reserve(&[Request::new(1 << 12)])?;
-    let mut tensor = rig.tensor::<u32>(1 << 10, 0)?;
+    let mut tensor = rig.tensor::<f32>(1 << 10, 0)?;
     let witness = Arc::clone(&rig.witness);
     let allocations = || witness.calls("allocate") + witness.calls("allocate_symmetric");
     let before = allocations();
@@ -121,7 +121,7 @@ fn no_launch(rig: &mut Rig<'_>) -> Outcome {
         matches!(error.misuse(), Some(Misuse::BlocksInCapture { .. })),
         "not a misuse: {error}"
     );
-    let mut tensor = rig.tensor::<u32>(64, 4)?;
+    let mut tensor = rig.tensor::<f32>(64, 4)?;
     handle.all_reduce(&mut tensor, ReduceOp::Sum, capture.stream())?;
     let mut fresh = capture.end()?.instantiate()?;
     fresh.launch(&*device, &second)?;
@@ -134,7 +134,7 @@ fn no_launch(rig: &mut Rig<'_>) -> Outcome {
 fn exact_bytes(rig: &mut Rig<'_>) -> Outcome {
     let mut handle = rig.collectives("geometric")?;
     let mut graph = rig.replay_of(&mut handle, 4 * rig.granule())?;
-    let mut tensor = rig.tensor::<u32>(77, 0)?;
+    let mut tensor = rig.tensor::<f32>(77, 0)?;
     rig.witness().forget();
     let (small, report) =
         rig.capture(|capture| handle.all_reduce(&mut tensor, ReduceOp::Sum, capture.stream()))?;
@@ -159,7 +159,7 @@ fn exact_bytes(rig: &mut Rig<'_>) -> Outcome {
 fn quiet_capture(rig: &mut Rig<'_>) -> Outcome {
     let mut handle = rig.collectives("geometric")?;
     let _plan = handle.reserve(&[Request::new(1 << 12)])?;
-    let mut tensor = rig.tensor::<u32>(1 << 10, 0)?;
+    let mut tensor = rig.tensor::<f32>(1 << 10, 0)?;
     let witness = Arc::clone(&rig.witness);
     let calls = || (witness.collective_calls(), witness.calls("allocate"));
     let before = calls();
@@ -179,7 +179,7 @@ fn no_host_wait(rig: &mut Rig<'_>) -> Outcome {
     let other = rig.device().create_stream()?;
     // The slot was used on another stream, which is what tempts an allocator to wait.
     rig.eager(&mut handle, 1 << 12, &other)?;
-    let mut tensor = rig.tensor::<u32>(1 << 10, 3)?;
+    let mut tensor = rig.tensor::<f32>(1 << 10, 3)?;
     let witness = Arc::clone(&rig.witness);
     let before = witness.calls("host_wait");
     let (graph, _) = rig.capture(|capture| {

@@ -209,7 +209,7 @@ fn abandoned(rig: &mut Rig<'_>) -> Outcome {
     let mut handle = rig.collectives("replace")?;
     let _plan = handle.reserve(&[Request::new(1 << 12)])?;
     let device = rig.device();
-    let mut tensor = rig.tensor::<u32>(1 << 10, 6)?;
+    let mut tensor = rig.tensor::<f32>(1 << 10, 6)?;
     for _ in 0..3 {
         let capture = Capture::begin(&*device, &mut rig.stream)?;
         handle.all_reduce(&mut tensor, ReduceOp::Sum, capture.stream())?;
@@ -234,7 +234,7 @@ fn abandoned(rig: &mut Rig<'_>) -> Outcome {
         &rig.input(1 << 10, 6),
         rig.stream(),
     )?;
-    drop::<Buffer<u32>>(tensor);
+    drop::<Buffer<f32>>(tensor);
     let trimmed = rig.settled_trim(&mut handle)?;
     ensure_eq!(trimmed.held_bytes, 0, "bytes held after abandoned captures");
     rig.finish(handle)

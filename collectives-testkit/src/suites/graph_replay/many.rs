@@ -74,9 +74,9 @@ fn back_to_back(rig: &mut Rig<'_>) -> Outcome {
         graph.executable.launch(&*device, rig.stream())?;
     }
     // The first makes the sum; each of the others multiplies it by the number of ranks.
-    let ranks = u32::try_from(rig.ranks()).unwrap_or(1);
-    let sums = crate::values::sum::<u32>(rig.ranks(), count, 1);
-    let expected: Vec<u32> = sums.into_iter().map(|sum| sum * ranks.pow(3)).collect();
+    let ranks = f32::from(u8::try_from(rig.ranks()).unwrap_or(1));
+    let sums = crate::values::sum::<f32>(rig.ranks(), count, 1);
+    let expected: Vec<f32> = sums.into_iter().map(|sum| sum * ranks.powi(3)).collect();
     rig.expect_all("four replays", &graph.tensor, &expected, rig.stream())?;
     drop(graph);
     rig.finish(handle)

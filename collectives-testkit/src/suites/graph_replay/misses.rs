@@ -40,8 +40,8 @@ fn miss(rig: &mut Rig<'_>) -> Outcome {
     let mut handle = rig.collectives("geometric")?;
     let bytes = 3 * rig.granule();
     let _plan = handle.reserve(&[Request::new(1 << 12)])?;
-    let mut small = rig.tensor::<u32>(1 << 10, 2)?;
-    let mut large = rig.tensor::<u32>(bytes / 4, 0)?;
+    let mut small = rig.tensor::<f32>(1 << 10, 2)?;
+    let mut large = rig.tensor::<f32>(bytes / 4, 0)?;
     let before = rig.witness().collective_calls();
     let (graph, reduced) = rig.capture(|capture| {
         handle.all_reduce(&mut small, ReduceOp::Sum, capture.stream())?;

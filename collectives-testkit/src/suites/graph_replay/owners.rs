@@ -47,8 +47,8 @@ pub(super) const CASES: &[Case] = &[
 fn dropped_buffers(rig: &mut Rig<'_>) -> Outcome {
     let mut handle = rig.collectives("geometric")?;
     let count = rig.granule() / 4;
-    let mut input = handle.symmetric_buffer::<u32>(count)?;
-    let mut output = handle.symmetric_buffer::<u32>(count)?;
+    let mut input = handle.symmetric_buffer::<f32>(count)?;
+    let mut output = handle.symmetric_buffer::<f32>(count)?;
     input.write(&rig.input(count, 3), rig.stream())?;
     handle.set_staging(Staging::Never);
     let (graph, report) = rig.capture(|capture| {
@@ -66,12 +66,12 @@ fn dropped_buffers(rig: &mut Rig<'_>) -> Outcome {
         held.held_bytes > 0,
         "a trim says that nothing is held: {held:?}"
     );
-    let mut sentinel = handle.symmetric_buffer::<u32>(count)?;
-    let marks = vec![0xdead_beef_u32; count];
+    let mut sentinel = handle.symmetric_buffer::<f32>(count)?;
+    let marks = vec![-12_345.0_f32; count];
     sentinel.write(&marks, rig.stream())?;
     let device = rig.device();
     for _ in 0..3 {
-        output.write(&vec![0; count], rig.stream())?;
+        output.write(&vec![0.0; count], rig.stream())?;
         graph.launch(&*device, rig.stream())?;
         rig.expect_sum("output of a dropped input", &output, 3, rig.stream())?;
     }
@@ -88,7 +88,7 @@ fn dropped_allocator(rig: &mut Rig<'_>) -> Outcome {
         let mut handle = Collectives::new(&mut comm, scratch);
         handle.set_staging(Staging::Forced);
         let _plan = handle.reserve(&[Request::new(bytes)])?;
-        let mut tensor = rig.tensor::<u32>(bytes / 4, 0)?;
+        let mut tensor = rig.tensor::<f32>(bytes / 4, 0)?;
         let (graph, _) =
             rig.capture(|capture| handle.all_reduce(&mut tensor, ReduceOp::Sum, capture.stream()))?;
         Replay::new(&graph, tensor)?

@@ -56,7 +56,7 @@ fn updated(rig: &mut Rig<'_>) -> Outcome {
 fn another_shape(rig: &mut Rig<'_>) -> Outcome {
     let mut handle = rig.collectives("replace")?;
     let mut graph = rig.replay_of(&mut handle, 1 << 12)?;
-    let mut other = rig.tensor::<u32>(8, 0)?;
+    let mut other = rig.tensor::<f32>(8, 0)?;
     let (shape, _) = rig.capture(|capture| {
         handle.all_reduce(&mut other, ReduceOp::Sum, capture.stream())?;
         handle.all_reduce(&mut other, ReduceOp::Sum, capture.stream())

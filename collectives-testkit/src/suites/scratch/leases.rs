@@ -178,7 +178,7 @@ fn never_aliases(rig: &mut Rig<'_>) -> Outcome {
     let mut handle = rig.collectives("geometric")?;
     let count = rig.granule() / 4;
     rig.eager(&mut handle, rig.granule(), rig.stream())?;
-    let mut data = handle.symmetric_buffer::<u32>(count)?;
+    let mut data = handle.symmetric_buffer::<f32>(count)?;
     data.write(&rig.input(count, 4), rig.stream())?;
     let window = data.window().map(|slice| slice.window);
     rig.witness().forget();

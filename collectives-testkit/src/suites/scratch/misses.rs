@@ -87,7 +87,7 @@ fn sealed(rig: &mut Rig<'_>) -> Outcome {
     let before = handle.stats();
     for granules in [1, 2, 5, 1, 9] {
         let count = granules * rig.granule() / 4;
-        let mut tensor = rig.tensor::<u32>(count, 1)?;
+        let mut tensor = rig.tensor::<f32>(count, 1)?;
         let done = handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream());
         ensure_eq!(
             done.is_ok(),
@@ -119,7 +119,7 @@ fn larger_than_sealed(rig: &mut Rig<'_>) -> Outcome {
     rig.eager(&mut handle, rig.granule(), rig.stream())?;
     handle.seal();
     let bytes = 10 * rig.granule();
-    let mut tensor = rig.tensor::<u32>(bytes / 4, 1)?;
+    let mut tensor = rig.tensor::<f32>(bytes / 4, 1)?;
     let before = rig.witness().calls("allocate_symmetric");
     let reduced = handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream());
     let error = refused("a larger request after the seal", reduced)?;
@@ -200,7 +200,7 @@ fn on_miss(rig: &mut Rig<'_>) -> Outcome {
         rig.eager(&mut handle, 100, rig.stream())?;
         handle.seal();
         let count = 3 * rig.granule() / 4;
-        let mut tensor = rig.tensor::<u32>(count, 1)?;
+        let mut tensor = rig.tensor::<f32>(count, 1)?;
         let reduced = handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream());
         match policy {
             OnMiss::Fallback => {
