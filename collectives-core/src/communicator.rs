@@ -96,6 +96,16 @@ pub trait Communicator: fmt::Debug + Send {
     /// As [`Communicator::agree`].
     fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn Communicator>>>;
 
+    /// Has later calls whose operands lie in windows, as the table of paths wants them, use a
+    /// symmetric kernel or fail before anything moves; whether this backend obeys.
+    ///
+    /// Local; all ranks ask alike. Where the answer is `false`, nothing has changed, and which kernel
+    /// runs stays a prediction. A wrapper that does not pass this on is right, and promises less.
+    fn insist(&mut self, on: bool) -> bool {
+        let _ = on;
+        false
+    }
+
     /// A handle that aborts this communicator while a call on it is blocked.
     fn abort_handle(&self) -> AbortHandle;
 

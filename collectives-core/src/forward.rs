@@ -56,6 +56,10 @@ macro_rules! forward_communicator {
                 (**self).split(color, key)
             }
 
+            fn insist(&mut self, on: bool) -> bool {
+                (**self).insist(on)
+            }
+
             fn abort_handle(&self) -> AbortHandle {
                 (**self).abort_handle()
             }

@@ -256,6 +256,10 @@ impl<L: Layer + 'static, C: Communicator> Communicator for Layered<L, C> {
         }))
     }
 
+    fn insist(&mut self, on: bool) -> bool {
+        self.inner.insist(on)
+    }
+
     fn abort_handle(&self) -> AbortHandle {
         self.inner.abort_handle()
     }

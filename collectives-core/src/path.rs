@@ -128,7 +128,9 @@ pub enum Fallback {
     /// Take the ordinary path and report it.
     #[default]
     Allow,
-    /// Fail before any data moves.
+    /// Fail before any data moves. A backend whose library can be told so has it use a symmetric
+    /// kernel or fail too, and reports say [`Kernel::Forced`]; with the others it is the table that
+    /// says which kernel a call gets, and reports say [`Kernel::Predicted`].
     Forbid,
 }
 
@@ -222,7 +224,13 @@ impl PathRule {
     /// The kernel as a report names it.
     #[must_use]
     pub const fn report(&self) -> Kernel {
-        if self.forced {
+        self.report_as(false)
+    }
+
+    /// As [`PathRule::report`], where the backend may have been told to use the kernel or fail.
+    #[must_use]
+    pub(crate) const fn report_as(&self, insisted: bool) -> Kernel {
+        if self.forced || insisted {
             Kernel::Forced(self.kernel)
         } else {
             Kernel::Predicted(self.kernel)

@@ -55,6 +55,8 @@ pub struct NcclCommunicator {
     /// The word that barriers reduce.
     barrier: Memory,
     splits: u64,
+    /// Whether the library must use a symmetric kernel where the table says that there is one.
+    insists: bool,
 }
 
 impl NcclCommunicator {
@@ -115,6 +117,7 @@ impl NcclCommunicator {
             exchange,
             barrier,
             splits: 0,
+            insists: false,
         })
     }
 
@@ -182,7 +185,10 @@ impl NcclCommunicator {
             token: &self.info.token,
             barrier: &self.barrier,
             table: &self.capabilities.paths,
-            algorithm: self.state.options.algorithm,
+            algorithm: match (self.state.options.algorithm, self.insists) {
+                (Algorithm::Auto, true) => Algorithm::Symmetric,
+                (algorithm, _) => algorithm,
+            },
         };
         let stream = stream_of(self.cuda.shared.id, stream)?;
         // SAFETY: By the caller.
@@ -278,6 +284,12 @@ impl Communicator for NcclCommunicator {
     fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn Communicator>>> {
         let child = self.child(color, key)?;
         Ok(child.map(|child| Box::new(child) as Box<dyn Communicator>))
+    }
+
+    /// The library can be told since 2.31.
+    fn insist(&mut self, on: bool) -> bool {
+        self.insists = on && Algorithm::Symmetric.check(self.version()).is_ok();
+        self.insists
     }
 
     fn abort_handle(&self) -> AbortHandle {

@@ -157,6 +157,7 @@ impl Site<'_> {
     }
 
     /// What the library is told to choose from, for a call on windows that a kernel serves.
+    #[inline]
     fn selection(&self, op: &Collective<'_>) -> Option<&'static CStr> {
         if self.algorithm == Algorithm::Auto {
             return None;

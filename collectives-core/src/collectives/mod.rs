@@ -50,6 +50,8 @@ pub struct Collectives<C, A = NoScratch> {
     world_size: usize,
     staging: Staging,
     fallback: Fallback,
+    /// Whether the communicator was told to use symmetric kernels or fail, and obeys.
+    insisted: bool,
     look_up_addresses: bool,
     deadline: Duration,
     /// Windows behind users' symmetric buffers, in the order of registration.
@@ -81,6 +83,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             world_size,
             staging: Staging::default(),
             fallback: Fallback::default(),
+            insisted: false,
             look_up_addresses: false,
             deadline: DEFAULT_DEADLINE,
             buffers: Vec::new(),
@@ -97,6 +100,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// all ranks.
     pub fn set_fallback(&mut self, fallback: Fallback) {
         self.fallback = fallback;
+        self.insisted = self.comm.insist(fallback == Fallback::Forbid);
     }
 
     /// How long ranks wait for each other when symmetric buffers are made or given back; 300 s

@@ -37,6 +37,8 @@ pub(super) struct Rules<'a> {
     pub(super) rank: Rank,
     pub(super) world_size: usize,
     pub(super) captured: bool,
+    /// Whether the backend uses the symmetric kernel or fails.
+    pub(super) insisted: bool,
 }
 
 /// The path of a call with elements.
@@ -59,7 +61,7 @@ pub(super) fn choose(call: &Collective<'_>, rules: &Rules<'_>) -> Route {
         None => Route::AsIs {
             path: Path::ZeroCopy,
             reason: Reason::Registered,
-            kernel: rule.report(),
+            kernel: rule.report_as(rules.insisted),
         },
         Some(_) if rules.staging == Staging::Never => {
             Route::ordinary(Path::Direct, Reason::StagingOff)
@@ -69,7 +71,7 @@ pub(super) fn choose(call: &Collective<'_>, rules: &Rules<'_>) -> Route {
         }
         Some(sides) => Route::Stage {
             sides,
-            kernel: rule.report(),
+            kernel: rule.report_as(rules.insisted),
         },
     }
 }
@@ -215,12 +217,36 @@ mod tests {
             rank: Rank(0),
             world_size: 2,
             captured,
+            insisted: false,
         };
         let said = match choose(&call(count, dtype, op, in_window), &rules) {
             Route::AsIs { path, reason, .. } => format!("{path}: {reason}"),
             Route::Stage { .. } => "stage".to_owned(),
         };
         assert!(said.contains(expected), "{said}");
+    }
+
+    #[test]
+    fn a_backend_that_obeys_makes_a_forecast_a_fact() {
+        let kernel = |insisted, in_window, staging| {
+            let rules = Rules {
+                table: &table(),
+                symmetric: true,
+                staging,
+                rank: Rank(0),
+                world_size: 2,
+                captured: false,
+                insisted,
+            };
+            match choose(&call(1 << 20, DType::F32, ReduceOp::Sum, in_window), &rules) {
+                Route::AsIs { kernel, .. } | Route::Stage { kernel, .. } => kernel,
+            }
+        };
+        for (in_window, staging) in [(true, Staging::Auto), (false, Staging::Forced)] {
+            assert_eq!(kernel(false, in_window, staging), Kernel::Predicted("k"));
+            assert_eq!(kernel(true, in_window, staging), Kernel::Forced("k"));
+        }
+        assert_eq!(kernel(true, false, Staging::Never), Kernel::Ordinary);
     }
 
     #[test]

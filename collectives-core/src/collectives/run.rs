@@ -104,6 +104,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
                 rank: self.rank,
                 world_size: self.world_size,
                 captured,
+                insisted: self.insisted,
             },
         )
     }

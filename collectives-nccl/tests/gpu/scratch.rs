@@ -4,7 +4,7 @@ use collectives_alloc::config::ScratchConfig;
 use collectives_core::buffer::Buffer;
 use collectives_core::collectives::Collectives;
 use collectives_core::graph::{Capture, Executable};
-use collectives_core::path::{Fallback, Path, Staging};
+use collectives_core::path::{Fallback, Kernel, Path, Staging};
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::{Request, ScratchAllocator};
 use collectives_nccl::communicator::NcclCommunicator;
@@ -90,6 +90,12 @@ pub(crate) fn eager(ctx: &Ctx, handle: &mut Staged, count: usize, round: usize) 
         .said(&format!("all_reduce x {count}"))?;
     if ctx.ranks > 1 {
         ensure(report.path == Path::Staged, || format!("{report:?}"))?;
+        // The handle forbids the fallback, and from 2.31 on the library can be told so.
+        let version = handle.communicator().version();
+        let forced = matches!(report.kernel, Kernel::Forced(_));
+        ensure(forced == (version.code() >= 23_102), || {
+            format!("NCCL {version}: {report:?}")
+        })?;
     }
     let found = tensor.read(&ctx.stream).said("read")?;
     same(

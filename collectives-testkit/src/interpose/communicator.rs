@@ -77,6 +77,10 @@ impl Communicator for OnDevice {
         }))
     }
 
+    fn insist(&mut self, on: bool) -> bool {
+        self.inner.insist(on)
+    }
+
     fn abort_handle(&self) -> AbortHandle {
         self.bugged.abort_handle(self.inner.abort_handle())
     }
