@@ -9,14 +9,15 @@ use collectives_core::error::Result;
 use collectives_core::memory::Memory;
 use collectives_core::path::PathTable;
 use collectives_core::rank::Rank;
-use collectives_core::reduce::{ReduceOp, Scalar};
-use nccl_sys::{CollConfig, Comm, DataType, Nccl, RedOp, ScalarResidence, Stream};
+use collectives_core::reduce::ReduceOp;
+use nccl_sys::{DataType, RedOp, Stream};
 
+use crate::call::{Arithmetic, Call, Reduction};
 use crate::convert;
 use crate::device::stream::CudaStream;
 use crate::driver::RawFunction;
 use crate::error::nccl_error;
-use crate::mapping::{self, Step};
+use crate::mapping;
 use crate::options::Algorithm;
 use crate::scale;
 use crate::state::State;
@@ -31,21 +32,6 @@ pub(crate) struct Site<'a> {
     pub(crate) barrier: &'a Memory,
     pub(crate) table: &'a PathTable,
     pub(crate) algorithm: Algorithm,
-}
-
-/// The element type and reduction of one operation, as NCCL takes them.
-#[derive(Clone, Copy)]
-struct Arithmetic {
-    dtype: DataType,
-    op: Reduction,
-}
-
-#[derive(Clone, Copy)]
-enum Reduction {
-    None,
-    Plain(RedOp),
-    /// Made for one call.
-    Scaled(Scalar),
 }
 
 /// Whether NCCL would refuse the call after others of its group were enqueued.
@@ -168,180 +154,5 @@ impl Site<'_> {
         in_windows
             .then(|| self.algorithm.selection(op.kind()))
             .flatten()
-    }
-}
-
-/// Where calls go.
-struct Call<'a> {
-    nccl: &'a Nccl,
-    comm: Comm,
-    stream: Stream,
-}
-
-impl Call<'_> {
-    fn step(&self, step: Step, arithmetic: Arithmetic, selection: Option<&CStr>) -> Result<()> {
-        match arithmetic.op {
-            Reduction::Scaled(scalar) => self.scaled(scalar, arithmetic.dtype, |op| {
-                self.call(step, arithmetic.dtype, op, selection)
-            }),
-            Reduction::Plain(op) => self.call(step, arithmetic.dtype, op, selection),
-            Reduction::None => self.call(step, arithmetic.dtype, RedOp::SUM, selection),
-        }
-    }
-
-    /// Runs a call with a reduction that multiplies by a scalar first.
-    fn scaled(
-        &self,
-        scalar: Scalar,
-        dtype: DataType,
-        call: impl FnOnce(RedOp) -> Result<()>,
-    ) -> Result<()> {
-        let mut bits = scalar.bits();
-        let mut op = RedOp::SUM;
-        // SAFETY: `ncclRedOpCreatePreMulSum` (nccl.h): the scalar lies on the host, is at least as
-        // long as an element, and is read before this returns.
-        unsafe {
-            self.nccl.red_op_create_pre_mul_sum(
-                &raw mut op,
-                (&raw mut bits).cast(),
-                dtype,
-                ScalarResidence::HOST_IMMEDIATE,
-                self.comm,
-            )
-        }
-        .map_err(nccl_error)?;
-        let called = call(op);
-        // SAFETY: `ncclRedOpDestroy` (nccl.h) may be called when the last call that was given the
-        // operator has returned.
-        let destroyed = unsafe { self.nccl.red_op_destroy(op, self.comm) }.map_err(nccl_error);
-        called.and(destroyed)
-    }
-
-    #[expect(
-        clippy::multiple_unsafe_ops_per_block,
-        reason = "one of them runs, and all have one reason to be sound"
-    )]
-    fn call(&self, step: Step, dtype: DataType, op: RedOp, selection: Option<&CStr>) -> Result<()> {
-        let Self { nccl, comm, stream } = *self;
-        if let Some(selection) = selection {
-            return self.selected(step, dtype, op, selection);
-        }
-        // SAFETY: nccl.h, "Collective communication operations" and "Send", "Recv": the operands
-        // are as long as the checks of `Collective::check` found, valid by the caller of `enqueue`,
-        // and the communicator cannot be freed while its gate is held.
-        let called = unsafe {
-            match step {
-                Step::AllReduce { send, recv, count } => {
-                    nccl.all_reduce(send.as_ptr(), recv.as_ptr(), count, dtype, op, comm, stream)
-                }
-                Step::ReduceScatter { send, recv, count } => nccl.reduce_scatter(
-                    send.as_ptr(),
-                    recv.as_ptr(),
-                    count,
-                    dtype,
-                    op,
-                    comm,
-                    stream,
-                ),
-                Step::AllGather { send, recv, count } => {
-                    nccl.all_gather(send.as_ptr(), recv.as_ptr(), count, dtype, comm, stream)
-                }
-                Step::Broadcast {
-                    send,
-                    recv,
-                    count,
-                    root,
-                } => nccl.broadcast(
-                    send.as_ptr(),
-                    recv.as_ptr(),
-                    count,
-                    dtype,
-                    convert::rank(root)?,
-                    comm,
-                    stream,
-                ),
-                Step::Reduce {
-                    send,
-                    recv,
-                    count,
-                    root,
-                } => nccl.reduce(
-                    send.as_ptr(),
-                    recv.as_ptr(),
-                    count,
-                    dtype,
-                    op,
-                    convert::rank(root)?,
-                    comm,
-                    stream,
-                ),
-                Step::Send { send, count, to } => nccl.send(
-                    send.as_ptr(),
-                    count,
-                    dtype,
-                    convert::rank(to)?,
-                    comm,
-                    stream,
-                ),
-                Step::Recv { recv, count, from } => nccl.recv(
-                    recv.as_ptr(),
-                    count,
-                    dtype,
-                    convert::rank(from)?,
-                    comm,
-                    stream,
-                ),
-            }
-        };
-        called.map_err(nccl_error)
-    }
-
-    /// A call that uses one of the selected kernels or fails.
-    #[expect(
-        clippy::multiple_unsafe_ops_per_block,
-        reason = "one of them runs, and all have one reason to be sound"
-    )]
-    fn selected(&self, step: Step, dtype: DataType, op: RedOp, selection: &CStr) -> Result<()> {
-        let Self { nccl, comm, stream } = *self;
-        let mut config = CollConfig::new();
-        config.alg_selection = selection.as_ptr();
-        let config = &raw const config;
-        // SAFETY: As in `call`; the configuration lives until the call returns (nccl.h,
-        // "Per-collective configuration").
-        let called = unsafe {
-            match step {
-                Step::AllReduce { send, recv, count } => nccl.all_reduce_config(
-                    send.as_ptr(),
-                    recv.as_ptr(),
-                    count,
-                    dtype,
-                    op,
-                    comm,
-                    stream,
-                    config,
-                ),
-                Step::ReduceScatter { send, recv, count } => nccl.reduce_scatter_config(
-                    send.as_ptr(),
-                    recv.as_ptr(),
-                    count,
-                    dtype,
-                    op,
-                    comm,
-                    stream,
-                    config,
-                ),
-                Step::AllGather { send, recv, count } => nccl.all_gather_config(
-                    send.as_ptr(),
-                    recv.as_ptr(),
-                    count,
-                    dtype,
-                    comm,
-                    stream,
-                    config,
-                ),
-                _ => return self.call(step, dtype, op, None),
-            }
-        };
-        called.map_err(nccl_error)
     }
 }

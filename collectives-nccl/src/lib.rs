@@ -53,6 +53,7 @@
 //! * A multicast kernel is never asked for, unless [`Algorithm`](options::Algorithm) says so.
 
 mod addresses;
+mod call;
 pub mod communicator;
 mod control;
 mod convert;
@@ -62,6 +63,7 @@ mod enqueue;
 mod error;
 mod hello;
 pub mod known_bad;
+mod leaked;
 mod mapping;
 pub mod options;
 mod paths;

@@ -164,70 +164,30 @@ pub(crate) fn steps(
                 each,
             )
         }),
-        Op::Gather { root } => {
-            if root != rank {
-                return skip_empty(
-                    Step::Send {
-                        send,
-                        count,
-                        to: root,
-                    },
-                    count,
-                    each,
-                );
-            }
-            ranks().try_for_each(|from| {
-                let count = call.counts.of(from);
-                let recv = part(recv, call.counts, from);
-                if from == rank {
-                    if recv == send {
-                        return Ok(());
-                    }
-                    skip_empty(
-                        Step::Send {
-                            send,
-                            count,
-                            to: rank,
-                        },
-                        count,
-                        each,
-                    )?;
-                }
-                skip_empty(Step::Recv { recv, count, from }, count, each)
-            })
+        Op::Gather { root } if root != rank => {
+            let to = root;
+            skip_empty(Step::Send { send, count, to }, count, each)
         }
-        Op::Scatter { root } => {
-            if root != rank {
-                return skip_empty(
-                    Step::Recv {
-                        recv,
-                        count,
-                        from: root,
-                    },
-                    count,
-                    each,
-                );
+        Op::Gather { .. } => ranks().try_for_each(|from| {
+            let count = call.counts.of(from);
+            let recv = part(recv, call.counts, from);
+            match from == rank {
+                true => own_part(send, recv, count, rank, each),
+                false => skip_empty(Step::Recv { recv, count, from }, count, each),
             }
-            ranks().try_for_each(|to| {
-                let count = call.counts.of(to);
-                let send = part(send, call.counts, to);
-                if to == rank {
-                    if recv == send {
-                        return Ok(());
-                    }
-                    skip_empty(
-                        Step::Recv {
-                            recv,
-                            count,
-                            from: rank,
-                        },
-                        count,
-                        each,
-                    )?;
-                }
-                skip_empty(Step::Send { send, count, to }, count, each)
-            })
+        }),
+        Op::Scatter { root } if root != rank => {
+            let from = root;
+            skip_empty(Step::Recv { recv, count, from }, count, each)
         }
+        Op::Scatter { .. } => ranks().try_for_each(|to| {
+            let count = call.counts.of(to);
+            let send = part(send, call.counts, to);
+            match to == rank {
+                true => own_part(send, recv, count, rank, each),
+                false => skip_empty(Step::Send { send, count, to }, count, each),
+            }
+        }),
         Op::Send { to } => each(Step::Send { send, count, to }),
         Op::Recv { from } => each(Step::Recv { recv, count, from }),
         Op::Barrier => each(Step::AllReduce {
@@ -237,6 +197,22 @@ pub(crate) fn steps(
         }),
         _ => Err(Misuse::Other(format!("NCCL does not know {}", call.kind())).into()),
     }
+}
+
+/// What the root of a gather or scatter gives to itself, unless it is in its place already.
+fn own_part(
+    send: Addr,
+    recv: Addr,
+    count: usize,
+    rank: Rank,
+    each: &mut dyn FnMut(Step) -> Result<()>,
+) -> Result<()> {
+    if recv == send {
+        return Ok(());
+    }
+    let (to, from) = (rank, rank);
+    skip_empty(Step::Send { send, count, to }, count, each)?;
+    skip_empty(Step::Recv { recv, count, from }, count, each)
 }
 
 fn skip_empty(step: Step, count: usize, each: &mut dyn FnMut(Step) -> Result<()>) -> Result<()> {

@@ -14,6 +14,7 @@ use collectives_core::error::{Error, ErrorKind, Result};
 
 use crate::driver::Current;
 use crate::error::nccl_error;
+use crate::leaked;
 use crate::state::{State, lock};
 
 /// How often it looks.
@@ -42,6 +43,7 @@ pub(crate) fn note_ending() {
 /// Starts the thread; it ends with the communicator.
 pub(crate) fn start(state: &Arc<State>) -> Result<()> {
     LIVE.fetch_add(1, Ordering::AcqRel);
+    leaked::report_at_exit();
     let watched = Arc::clone(state);
     let spawned = thread::Builder::new()
         .name("nccl-watchdog".to_owned())
