@@ -70,6 +70,7 @@ impl Harness for Nccl {
             Capability::ComparesCalls if !self.checked => {
                 Support::no("NCCL does not compare calls; `Checked` around it does")
             }
+            Capability::ChildGraphs => Support::no("not offered by this backend yet"),
             Capability::DelaysDestructors => {
                 Support::no("the driver runs destructors when it likes")
             }

@@ -66,13 +66,13 @@ fn at_its_place(rig: &mut Rig<'_>) -> Outcome {
     })?;
     let mut executable = parent.instantiate()?;
     drop((child, parent));
-    let ranks = u32::try_from(rig.ranks()).unwrap_or(1);
+    let ranks = f32::from(u8::try_from(rig.ranks()).unwrap_or(1));
     for round in 0..3 {
         tensor.write(&rig.input(1 << 10, round), rig.stream())?;
         executable.launch(&*rig.device(), rig.stream())?;
         // The first makes the sum; each of the other three multiplies it by the number of ranks.
         let sums = values::sum::<f32>(rig.ranks(), 1 << 10, round);
-        let expected: Vec<f32> = sums.into_iter().map(|sum| sum * ranks.pow(3)).collect();
+        let expected: Vec<f32> = sums.into_iter().map(|sum| sum * ranks.powi(3)).collect();
         rig.expect_all("parent and children", &tensor, &expected, rig.stream())?;
         rig.eager(&mut handle, 1 << 12, rig.stream())?;
     }
