@@ -18,7 +18,6 @@ use collectives_core::symmetric::SymmetricMemory;
 use nccl_sys::Version;
 
 use crate::control::{Exchange, Round};
-use crate::device::stream::stream_of;
 use crate::device::{CudaDevice, vmm::Blocks};
 use crate::enqueue::{Site, is_refused};
 use crate::error::BACKEND;
@@ -190,7 +189,6 @@ impl NcclCommunicator {
                 (algorithm, _) => algorithm,
             },
         };
-        let stream = stream_of(self.cuda.shared.id, stream)?;
         // SAFETY: By the caller.
         unsafe { site.enqueue(calls, stream) }
     }

@@ -10,11 +10,12 @@ use collectives_core::memory::Memory;
 use collectives_core::path::PathTable;
 use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
+use collectives_core::stream::StreamRef;
 use nccl_sys::{DataType, RedOp, Stream};
 
 use crate::call::{Arithmetic, Call, Reduction};
 use crate::convert;
-use crate::device::stream::CudaStream;
+use crate::device::stream::stream_of;
 use crate::driver::RawFunction;
 use crate::error::nccl_error;
 use crate::mapping;
@@ -54,8 +55,9 @@ impl Site<'_> {
     /// # Safety
     ///
     /// As for `Communicator::enqueue`.
-    pub(crate) unsafe fn enqueue(&self, ops: &[Collective<'_>], stream: &CudaStream) -> Result<()> {
+    pub(crate) unsafe fn enqueue(&self, ops: &[Collective<'_>], on: &StreamRef) -> Result<()> {
         let state = self.state;
+        let stream = stream_of(state.device.id, on)?;
         stream.health()?;
         let device = &state.device;
         let _current = device.context.enter_relaxed()?;
@@ -101,8 +103,10 @@ impl Site<'_> {
             }
         }
         if capturing.is_none() {
-            stream.mark()?;
-            state.note_work(stream);
+            if stream.is_foreign() {
+                stream.mark()?;
+            }
+            state.note_work(on, stream);
         }
         Ok(())
     }

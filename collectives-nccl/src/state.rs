@@ -12,6 +12,7 @@ use collectives_core::bootstrap::Bootstrap;
 use collectives_core::communicator::Abort;
 use collectives_core::error::{Error, ErrorKind, Result};
 use collectives_core::rank::{Rank, StreamId};
+use collectives_core::stream::StreamRef;
 use nccl_sys::{Comm, Nccl};
 
 use crate::device::garbage::ready;
@@ -40,6 +41,8 @@ pub(crate) struct State {
     /// Since when a call of NCCL enqueues, in milliseconds since `born`; zero when none does. The
     /// first call of a kind sets connections up, for which it waits for other ranks.
     entered: AtomicU64,
+    /// The same clock as the watchdog read it last, which costs a call nothing.
+    clock: AtomicU64,
     born: Instant,
     pub(crate) windows: Mutex<BTreeMap<WindowId, Window>>,
     control: Mutex<Control>,
@@ -61,7 +64,16 @@ pub(crate) struct Control {
 #[derive(Debug, Default)]
 struct Work {
     enqueued: AtomicU64,
-    streams: Mutex<Vec<(StreamId, Weak<StreamState>)>>,
+    streams: Mutex<Vec<Used>>,
+}
+
+/// A stream with work that may not have finished.
+#[derive(Clone, Debug)]
+enum Used {
+    /// One of ours, which can be asked as long as it is held.
+    Owned(StreamRef),
+    /// Somebody else's, which may be gone or begin to capture at any moment; its work was marked.
+    Foreign(StreamId, Weak<StreamState>),
 }
 
 impl State {
@@ -83,6 +95,7 @@ impl State {
             closed: AtomicBool::new(false),
             work: Work::default(),
             entered: AtomicU64::new(0),
+            clock: AtomicU64::new(0),
             born: Instant::now(),
             windows: Mutex::default(),
             control: Mutex::default(),
@@ -159,16 +172,23 @@ impl State {
             return;
         };
         let streams = lock(&self.work.streams).clone();
-        for stream in streams.iter().filter_map(|(_, stream)| stream.upgrade()) {
-            if !self.is_finished(&stream) {
-                stream.fail(error);
+        for used in streams {
+            if !self.is_finished(&used) {
+                used.fail(error);
             }
         }
     }
 
-    /// Whether the eager work that was marked on a stream has finished.
-    fn is_finished(&self, stream: &StreamState) -> bool {
-        stream.tail().is_none_or(|tail| {
+    /// Whether the eager work on a stream has finished. The context is current, in relaxed mode.
+    fn is_finished(&self, used: &Used) -> bool {
+        let tail = match used {
+            Used::Owned(stream) => {
+                let cuda = stream.downcast::<CudaStream>();
+                return cuda.is_none_or(CudaStream::is_idle);
+            }
+            Used::Foreign(_, stream) => stream.upgrade().and_then(|stream| stream.tail()),
+        };
+        tail.is_none_or(|tail| {
             // SAFETY: `cuEventQuery` (cuda.h, "Event Management"): the state keeps the event.
             ready(unsafe { self.device.driver().event_query(tail) }).unwrap_or(true)
         })
@@ -206,7 +226,8 @@ impl State {
         let _gate = lock(&self.gate);
         self.check_open()?;
         let comm = self.comm()?;
-        self.entered.store(self.now().max(1), Ordering::Relaxed);
+        let clock = self.clock.load(Ordering::Relaxed);
+        self.entered.store(clock.max(1), Ordering::Relaxed);
         let result = call(self.nccl, comm);
         self.entered.store(0, Ordering::Relaxed);
         self.health()?;
@@ -218,7 +239,12 @@ impl State {
         u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// How long a call of NCCL has been enqueueing.
+    /// Reads the clock for those who enqueue; the watchdog does, every time it looks.
+    pub(crate) fn tick(&self) {
+        self.clock.store(self.now(), Ordering::Relaxed);
+    }
+
+    /// How long a call of NCCL has been enqueueing, to the watchdog's own interval.
     pub(crate) fn enqueueing_for(&self) -> Duration {
         match self.entered.load(Ordering::Relaxed) {
             0 => Duration::ZERO,
@@ -254,16 +280,18 @@ impl State {
         }
     }
 
-    /// Notes work on a stream, whose end was marked if it is eager.
+    /// Notes eager work on a stream, after marking its end if the stream is somebody else's.
     #[inline]
-    pub(crate) fn note_work(&self, stream: &CudaStream) {
-        use collectives_core::stream::StreamHandle;
+    pub(crate) fn note_work(&self, stream: &StreamRef, cuda: &CudaStream) {
         self.work.enqueued.fetch_add(1, Ordering::Release);
         let id = stream.id();
         let mut streams = lock(&self.work.streams);
-        if streams.last().is_none_or(|(last, _)| *last != id) {
-            streams.retain(|(known, state)| *known != id && state.strong_count() > 0);
-            streams.push((id, Arc::downgrade(&stream.state)));
+        if streams.last().is_none_or(|last| last.id() != id) {
+            streams.retain(|used| used.id() != id && !used.is_gone());
+            streams.push(match cuda.is_foreign() {
+                true => Used::Foreign(id, Arc::downgrade(&cuda.state)),
+                false => Used::Owned(stream.clone()),
+            });
         }
     }
 
@@ -271,10 +299,17 @@ impl State {
     pub(crate) fn progress(&self) -> (bool, u64) {
         let enqueued = self.work.enqueued.load(Ordering::Acquire);
         let streams = lock(&self.work.streams).clone();
-        let finished = streams
-            .iter()
-            .filter_map(|(_, stream)| stream.upgrade())
-            .all(|stream| self.is_finished(&stream));
+        let finished = streams.iter().all(|used| self.is_finished(used));
+        if finished && self.work.enqueued.load(Ordering::Acquire) == enqueued {
+            // Nothing holds a stream of ours longer than its work takes.
+            let mut noted = lock(&self.work.streams);
+            let done = match self.work.enqueued.load(Ordering::Acquire) == enqueued {
+                true => std::mem::take(&mut *noted),
+                false => Vec::new(),
+            };
+            drop(noted);
+            drop(done);
+        }
         (finished, enqueued)
     }
 
@@ -373,6 +408,38 @@ impl State {
             }
         }
         None
+    }
+}
+
+impl Used {
+    fn id(&self) -> StreamId {
+        match self {
+            Self::Owned(stream) => stream.id(),
+            Self::Foreign(id, _) => *id,
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        match self {
+            Self::Owned(_) => false,
+            Self::Foreign(_, stream) => stream.strong_count() == 0,
+        }
+    }
+
+    /// Makes the stream return the failure from now on.
+    fn fail(&self, error: &Error) {
+        match self {
+            Self::Owned(stream) => {
+                if let Some(cuda) = stream.downcast::<CudaStream>() {
+                    cuda.state.fail(error);
+                }
+            }
+            Self::Foreign(_, stream) => {
+                if let Some(stream) = stream.upgrade() {
+                    stream.fail(error);
+                }
+            }
+        }
     }
 }
 

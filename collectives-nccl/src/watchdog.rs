@@ -83,6 +83,7 @@ fn watch(state: &State) {
     };
     loop {
         state.wait(PAUSE);
+        state.tick();
         if state.has_failed() && !state.control().ended {
             abort(state);
         }

@@ -28,7 +28,7 @@ impl CudaDevice {
         unsafe { self.driver().stream_wait_event(stream.raw, event, flags) }
     }
 
-    fn order_between(
+    pub(super) fn order_between(
         &self,
         earlier: &CudaStream,
         later: &CudaStream,

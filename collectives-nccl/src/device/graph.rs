@@ -273,9 +273,11 @@ impl GraphExecutable for CudaExecutable {
         // SAFETY: `cuGraphLaunch` (cuda.h, "Graph Management"): both handles are valid, and what
         // the graph uses is valid because it owns it; order is the caller's promise.
         unsafe { self.shared.driver().graph_launch(self.raw, cuda.raw) }.map_err(context)?;
-        cuda.mark()?;
+        if cuda.is_foreign() {
+            cuda.mark()?;
+        }
         for communicator in &self.contents.communicators {
-            communicator.note_work(cuda);
+            communicator.note_work(stream, cuda);
         }
         if self
             .last

@@ -15,22 +15,18 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use collectives_core::addr::Addr;
-use collectives_core::device::Device;
-use collectives_core::error::{CaptureFault, Error, ErrorKind, Misuse, Result, Unsupported};
-use collectives_core::graph::Graphs;
+use collectives_core::error::{Error, ErrorKind, Misuse, Result, Unsupported};
 use collectives_core::memory::Memory;
-use collectives_core::rank::{CaptureId, DeviceId, Rank};
-use collectives_core::stream::{Fence, Stream, StreamRef};
+use collectives_core::rank::Rank;
+use collectives_core::stream::Stream;
 
 use crate::driver::{
-    Code, Context, DevicePointer, Driver, EVENT_DISABLE_TIMING, EVENT_EXTERNAL, RawContext,
-    RawEvent, RawStream, attribute, driver, driver_error,
+    Code, Context, DevicePointer, Driver, RawContext, RawStream, attribute, driver, driver_error,
 };
 use crate::error::BACKEND;
-use event::{CudaFence, fence_of};
-use garbage::{Item, ready};
+use garbage::Item;
 use shared::Shared;
-use stream::{CudaStream, stream_of};
+use stream::CudaStream;
 use vmm::{Blocks, Chunks};
 
 pub(crate) use graph::{capture, end_capture, kernel_names};

@@ -198,6 +198,24 @@ impl CudaStream {
         Ok(())
     }
 
+    /// Whether all eager work on a stream of ours has finished. The context is current, in relaxed
+    /// mode.
+    pub(crate) fn is_idle(&self) -> bool {
+        let driver = self.shared.driver();
+        let _beginning = self.lock_beginning();
+        let queried = match (self.capturing(), self.tail()) {
+            // SAFETY: `cuStreamQuery` (cuda.h, "Stream Management"): the stream is valid, and does
+            // not capture, because captures of ours are kept away.
+            (Ok(None), _) => unsafe { driver.stream_query(self.raw) },
+            // What came before a capture was marked when it began.
+            // SAFETY: `cuEventQuery` (cuda.h, "Event Management"): the state keeps the event.
+            (_, Some(tail)) => unsafe { driver.event_query(tail) },
+            (_, None) => Ok(()),
+        };
+        // A device that has failed runs nothing any more.
+        ready(queried).unwrap_or(true)
+    }
+
     /// The event behind the eager work that was marked, if any was.
     pub(crate) fn tail(&self) -> Option<RawEvent> {
         self.state.tail()

@@ -69,6 +69,10 @@ impl<C: Communicator> Communicator for WithoutSymmetric<C> {
             .map(|child| -> Box<dyn Communicator> { Box::new(WithoutSymmetric::around(child)) }))
     }
 
+    fn insist(&mut self, on: bool) -> bool {
+        self.inner.insist(on)
+    }
+
     fn abort_handle(&self) -> AbortHandle {
         self.inner.abort_handle()
     }

@@ -75,8 +75,9 @@ fn no_allocation_nodes(rig: &mut Rig<'_>) -> Outcome {
         Ok(())
     })?;
     ensure_eq!(allocations(), before, "allocations so far, after a capture");
-    // Copy in, operation, copy out, wait and record, three times over.
-    ensure!(graph.node_count() <= 15, "{} nodes", graph.node_count());
+    // Copy in, operation, copy out, wait and record, three times over; a library may put a wait and a
+    // record of its own around its kernel.
+    ensure!(graph.node_count() <= 3 * 7, "{} nodes", graph.node_count());
     let mut graph = graph.instantiate()?;
     graph.launch(&*rig.device(), rig.stream())?;
     rig.device().synchronize(rig.stream())?;

@@ -4,6 +4,7 @@
 use collectives_core::error::{ErrorKind, Refusal};
 use collectives_core::path::{Path, Reason};
 use collectives_core::reduce::ReduceOp;
+use float8::F8E4M3;
 
 use super::Scratch;
 use crate::capability::Capability::Symmetric;
@@ -87,7 +88,7 @@ fn capped(rig: &mut Rig<'_>, bytes: usize) -> Outcome<(Path, Reason)> {
     let mut options = rig.options();
     options.cap = Some(cap);
     let mut handle = rig.collectives_with("geometric", options)?;
-    let mut tensor = rig.tensor::<u8>(bytes, 1)?;
+    let mut tensor = rig.tensor::<F8E4M3>(bytes, 1)?;
     let report = handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream())?;
     rig.expect_sum("a call near the cap", &tensor, 1, rig.stream())?;
     let _deferred = handle.close()?;
