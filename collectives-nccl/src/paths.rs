@@ -47,7 +47,7 @@ const TOO_LARGE: usize = 64 << 30;
 
 /// World sizes, and from how many bytes staging pays there, eagerly and in a graph.
 const STAGING: [(RangeInclusive<usize>, usize, usize); 3] = [
-    (2..=2, 2 << 20, 512 << 10),
+    (2..=2, 1 << 20, 512 << 10),
     (3..=4, 512 << 10, 8 << 10),
     (5..=usize::MAX, 512 << 10, 8 << 10),
 ];
