@@ -76,6 +76,7 @@ impl NcclCommunicator {
     pub(crate) fn over(
         setup: Setup,
         symmetric: std::result::Result<(), Unsupported>,
+        shared: bool,
     ) -> Result<Self> {
         let Setup {
             state,
@@ -98,7 +99,7 @@ impl NcclCommunicator {
         Ok(Self {
             capabilities: Capabilities {
                 symmetric,
-                paths: paths::table(state.nccl.version(), forced),
+                paths: paths::table(state.nccl.version(), forced, shared),
                 drains: true,
                 compares_calls: false,
                 world: 1..=usize::MAX,

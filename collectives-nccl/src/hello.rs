@@ -60,6 +60,8 @@ impl Hello {
 pub(crate) struct Accord {
     pub(crate) id: [u8; UniqueId::BYTES],
     pub(crate) symmetric: Result<(), Unsupported>,
+    /// Whether ranks share a GPU.
+    pub(crate) shared: bool,
 }
 
 /// A pure function of what all ranks told, so that all come to the same.
@@ -80,6 +82,8 @@ pub(crate) fn accord(all: &[Hello], options: &Options) -> Result<Accord> {
             None => Ok(()),
             Some(hello) => Err(Unsupported::SymmetricMemory(hello.no_symmetric.clone())),
         },
+        shared: (1..all.len())
+            .any(|rank| all[..rank].iter().any(|other| other.gpu == all[rank].gpu)),
     })
 }
 

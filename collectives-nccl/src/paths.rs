@@ -12,8 +12,8 @@
 //! 2.30.7 one side is enough at every size). Kernels serve less than 64 GiB.
 //!
 //! Below a few hundred kilobytes copying through scratch costs more than it gains; from where on it
-//! pays was measured with ranks that share one H200, and is the same for the three operations
-//! until each has been measured.
+//! pays was measured for all-reduce, with ranks that share one H200 and with two that have one each,
+//! without multicast, and is the same for the three operations until each has been measured.
 
 use std::ops::RangeInclusive;
 
@@ -46,14 +46,23 @@ const SCATTER_AVERAGE: Version = Version::new(2, 30, 3);
 const TOO_LARGE: usize = 64 << 30;
 
 /// World sizes, and from how many bytes staging pays there, eagerly and in a graph.
-const STAGING: [(RangeInclusive<usize>, usize, usize); 3] = [
-    (2..=2, 1 << 20, 512 << 10),
-    (3..=4, 512 << 10, 8 << 10),
-    (5..=usize::MAX, 512 << 10, 8 << 10),
+type Staging = [(RangeInclusive<usize>, usize, usize); 2];
+
+/// Where ranks share a GPU.
+const SHARED: Staging = [
+    (2..=2, 2 << 20, 512 << 10),
+    (3..=usize::MAX, 512 << 10, 256 << 10),
+];
+/// Where each rank has its own: between two GPUs the ordinary kernels were faster at every size, and
+/// more have not been measured.
+const APART: Staging = [
+    (2..=2, TOO_LARGE, TOO_LARGE),
+    (3..=usize::MAX, 512 << 10, 256 << 10),
 ];
 
-/// The table of a version. `forced` says that the library is told to use these kernels.
-pub(crate) fn table(version: Version, forced: bool) -> PathTable {
+/// The table of a version. `forced` says that the library is told to use these kernels, `shared` that
+/// ranks share a GPU.
+pub(crate) fn table(version: Version, forced: bool, shared: bool) -> PathTable {
     // Which sides must lie in windows, by size: the rows of one kernel.
     let rows = |side| match version {
         version if version < ONE_SIDE => vec![(1..=TOO_LARGE - 1, Sides::Both)],
@@ -61,7 +70,7 @@ pub(crate) fn table(version: Version, forced: bool) -> PathTable {
         _ => vec![(1..=LARGE - 1, Sides::Both), (LARGE..=TOO_LARGE - 1, side)],
     };
     let mut rules = Vec::new();
-    for (world, eager, captured) in STAGING {
+    for (world, eager, captured) in if shared { SHARED } else { APART } {
         let mut add = |op, dtypes, reductions, side, kernel| {
             rules.extend(rows(side).into_iter().map(|(bytes, needs)| PathRule {
                 op,
@@ -132,7 +141,7 @@ mod tests {
         count: usize,
     ) -> Result<Sides, Reason> {
         let call = call(op, dtype, count);
-        let table = table(version, false);
+        let table = table(version, false, true);
         table.rule(&call, Rank(0), 4).map(|rule| rule.needs)
     }
 
@@ -186,7 +195,7 @@ mod tests {
 
     #[test]
     fn every_world_size_and_length_has_exactly_one_row() {
-        let table = table(NEW, false);
+        let table = table(NEW, false, true);
         for world_size in [2, 3, 4, 5, 8, 64] {
             for bytes in [1, LARGE - 1, LARGE, TOO_LARGE - 1] {
                 let rows = table.0.iter().filter(|rule| {
@@ -199,6 +208,17 @@ mod tests {
         }
         let call = call(Op::AllGather, DType::U8, 8);
         assert!(table.rule(&call, Rank(0), 1).is_err());
+    }
+
+    #[test]
+    fn two_gpus_are_not_staged_between_unless_asked() {
+        let large = call(Op::AllReduce(ReduceOp::Sum), DType::F32, 64 << 20);
+        let from = |shared| {
+            let table = table(NEW, false, shared);
+            table.rule(&large, Rank(0), 2).map(|rule| rule.stage_from)
+        };
+        assert_eq!(from(true), Ok(2 << 20));
+        assert_eq!(from(false), Ok(TOO_LARGE));
     }
 
     #[test]
@@ -216,7 +236,7 @@ mod tests {
 
     #[test]
     fn what_is_too_large_for_the_kernels_has_no_row() {
-        let table = table(NEW, false);
+        let table = table(NEW, false, true);
         let call = call(Op::AllReduce(ReduceOp::Sum), DType::F32, TOO_LARGE / 4);
         let reason = table.rule(&call, Rank(0), 8).map(|rule| rule.needs);
         assert_eq!(reason, Err(Reason::NoKernelForType));

@@ -104,7 +104,7 @@ impl Setup {
         self.state
             .bootstrap
             .all_gather("nccl/ready", &[], deadline)?;
-        NcclCommunicator::over(self, accord.symmetric)
+        NcclCommunicator::over(self, accord.symmetric, accord.shared)
     }
 
     /// Tells the others what they must know, and hears the same from them.
