@@ -19,6 +19,7 @@ use crate::backend::{Gauge, Job};
 use crate::oracle::Oracle;
 use crate::outcome::{Digest, Kept, Outcome};
 use crate::progress::Progress;
+use crate::trace::Trace;
 
 /// All-reduces a step makes, one a layer.
 const LAYERS: usize = 2;
