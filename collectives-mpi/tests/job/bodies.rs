@@ -51,13 +51,9 @@ struct Job {
 }
 
 fn job() -> Result<Job> {
-    job_within(DEADLINE)
-}
-
-fn job_within(deadline: Duration) -> Result<Job> {
     let bootstrap: Arc<dyn Bootstrap> = MpiBootstrap::of_world(DEADLINE)?;
     let device = HostDevice::new(DeviceModel::new().with_shared_memory(true))?;
-    let comm = MpiCommunicator::connect_within(bootstrap, device, deadline)?;
+    let comm = MpiCommunicator::connect_within(bootstrap, device, DEADLINE)?;
     let info = comm.info();
     Ok(Job {
         rank: info.rank.index(),
@@ -123,7 +119,8 @@ fn fails(_: &World) -> Result<Vec<u8>> {
 }
 
 fn is_late(_: &World) -> Result<Vec<u8>> {
-    let job = job_within(Duration::from_millis(700))?;
+    let job = job()?;
+    job.comm.set_deadline(Duration::from_millis(700));
     if job.rank == 1 {
         thread::sleep(DEADLINE);
     }
