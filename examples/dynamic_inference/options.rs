@@ -85,7 +85,7 @@ impl Options {
         }
         let named = self.policy.iter().map(String::as_str);
         let names: Vec<_> = match self.policy.is_empty() {
-            true => POLICIES.to_vec(),
+            true => self.backend.policies(&POLICIES),
             false => named.collect(),
         };
         names

@@ -95,6 +95,20 @@ impl Backend {
         }
     }
 
+    /// Those of these policies that the backend can serve. Where processes share their windows by
+    /// mapping each other's files, memory cannot grow under a window, which `arena` needs.
+    pub(crate) fn policies<'a>(self, all: &[&'a str]) -> Vec<&'a str> {
+        let grows = match self {
+            Self::Host => true,
+            #[cfg(target_os = "linux")]
+            Self::Nccl => true,
+            #[cfg(target_os = "linux")]
+            Self::HostProcesses | Self::Mpi => false,
+        };
+        let serves = |name: &&str| grows || *name != "arena";
+        all.iter().copied().filter(serves).collect()
+    }
+
     /// Runs the job on all ranks.
     pub(crate) fn run(self, job: &Job<'_>) -> Result<Vec<Outcome>, Box<dyn Error>> {
         match self {
