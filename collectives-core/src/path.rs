@@ -147,6 +147,21 @@ pub enum Staging {
     Never,
 }
 
+/// How [`Collectives::reduce_scatter_average`] averages.
+///
+/// [`Collectives::reduce_scatter_average`]: crate::collectives::Collectives::reduce_scatter_average
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Averaging {
+    /// As an average, unless symmetric kernels serve the sum of these elements and not the average.
+    #[default]
+    Auto,
+    /// As an average, whatever path that takes.
+    Native,
+    /// As a sum that the caller divides by the number of ranks.
+    SumThenScale,
+}
+
 /// Which operands must lie in a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -7,6 +7,7 @@
 //! All ranks make the same calls in the same order. Tensors of one call have equal windows and
 //! offsets on all ranks: buffers from [`Collectives::symmetric_buffer`] do, at equal ranges.
 
+mod average;
 mod group;
 mod host;
 mod ops;
@@ -14,10 +15,13 @@ mod route;
 mod run;
 mod scope;
 mod staged;
+mod switch;
 mod symmetric;
 
+pub use average::Averaged;
 pub use group::Group;
 pub use scope::HostScope;
+pub use switch::Switch;
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,7 +35,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Memory;
 use crate::no_scratch::NoScratch;
-use crate::path::{Fallback, Staging};
+use crate::path::{Averaging, Fallback, Staging};
 use crate::rank::Rank;
 use crate::scratch::{Plan, Request, ScratchAllocator, Trimmed};
 use crate::stats::Stats;
@@ -52,6 +56,7 @@ pub struct Collectives<C, A = NoScratch> {
     fallback: Fallback,
     /// Whether the communicator was told to use symmetric kernels or fail, and obeys.
     insisted: bool,
+    averaging: Averaging,
     look_up_addresses: bool,
     deadline: Duration,
     /// Windows behind users' symmetric buffers, in the order of registration.
@@ -84,6 +89,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             staging: Staging::default(),
             fallback: Fallback::default(),
             insisted: false,
+            averaging: Averaging::default(),
             look_up_addresses: false,
             deadline: DEFAULT_DEADLINE,
             buffers: Vec::new(),
@@ -103,8 +109,13 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         self.insisted = self.comm.insist(fallback == Fallback::Forbid);
     }
 
-    /// How long ranks wait for each other when symmetric buffers are made or given back; 300 s
-    /// unless set.
+    /// How gradients are averaged; may change between calls, alike on all ranks.
+    pub fn set_averaging(&mut self, averaging: Averaging) {
+        self.averaging = averaging;
+    }
+
+    /// How long ranks wait for each other when they [switch](Collectives::switch) and when
+    /// symmetric buffers are made or given back; 300 s unless set.
     pub fn set_deadline(&mut self, deadline: Duration) {
         self.deadline = deadline;
     }

@@ -1,0 +1,79 @@
+//! Averages of gradients: natively where that is right, and as a sum that the caller scales.
+
+use super::ops::common_dtype;
+use super::{Collectives, describe};
+use crate::collective::{Counts, Op};
+use crate::communicator::Communicator;
+use crate::error::Result;
+use crate::path::{Averaging, OpReport};
+use crate::reduce::ReduceOp;
+use crate::scratch::ScratchAllocator;
+use crate::stream::Stream;
+use crate::tensor::Tensor;
+
+/// What an averaging call did, and what it left to its caller.
+#[must_use = "where the call summed, the caller divides"]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Averaged {
+    /// The call.
+    pub report: OpReport,
+    /// What the caller must divide every element by; `None` where they are averages already.
+    pub divide_by: Option<usize>,
+}
+
+impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
+    /// [`Collectives::reduce_scatter_v`] of the average over ranks, or of their sum.
+    ///
+    /// Some libraries have symmetric kernels that sum and none that average, so that frameworks
+    /// force a sum and scale. Which of the two this call does is decided by
+    /// [`Collectives::set_averaging`] and the backend's table alone, so it is the same on all ranks
+    /// and for a call that is captured; [`Averaged::divide_by`] says it. Scaling is left to the
+    /// caller, who has a pass over the elements anyway, in which it costs nothing.
+    ///
+    /// An average divides in the accumulator and is rounded once; a sum in a 16-bit type is
+    /// rounded, and may overflow, before it is divided.
+    ///
+    /// # Errors
+    ///
+    /// As [`Collectives::reduce_scatter_v`].
+    pub fn reduce_scatter_average(
+        &mut self,
+        send: &(impl Tensor + ?Sized),
+        recv: &mut (impl Tensor + ?Sized),
+        counts: &[usize],
+        stream: &Stream,
+    ) -> Result<Averaged> {
+        let sums = match self.averaging {
+            Averaging::Auto => self.only_sums(send, recv, counts)?,
+            Averaging::Native => false,
+            Averaging::SumThenScale => true,
+        };
+        let op = if sums {
+            ReduceOp::Sum
+        } else {
+            ReduceOp::Average
+        };
+        Ok(Averaged {
+            report: self.reduce_scatter_v(send, recv, counts, op, stream)?,
+            divide_by: sums.then_some(self.world_size),
+        })
+    }
+
+    /// Whether symmetric kernels serve the sum of this call and not its average.
+    fn only_sums(
+        &self,
+        send: &(impl Tensor + ?Sized),
+        recv: &(impl Tensor + ?Sized),
+        counts: &[usize],
+    ) -> Result<bool> {
+        let dtype = common_dtype(Some(send), Some(recv))?;
+        let table = &self.comm.capabilities().paths;
+        let serves = |op| {
+            let counts = Counts::Uneven(counts);
+            let op = Op::ReduceScatter(op);
+            let call = describe(op, Some(send), Some(recv), dtype, counts);
+            table.rule(&call, self.rank, self.world_size).is_ok()
+        };
+        Ok(serves(ReduceOp::Sum) && !serves(ReduceOp::Average))
+    }
+}

@@ -1,0 +1,62 @@
+//! A training run whose parameters are sharded over ranks.
+//!
+//! A small perceptron learns which of two spirals a point belongs to. Each rank owns a shard of
+//! every layer, with the state of its optimiser. For the forward and the backward pass a layer's
+//! parameters are gathered, the next one's while this one computes; gradients are averaged and
+//! scattered while the layer before computes its own. One rank that knows no collective folds the
+//! same micro-batches in rank order, and every step is compared with it: bit for bit in f32, within a
+//! bound in bf16.
+#![forbid(unsafe_code)]
+
+mod adam;
+mod backend;
+mod data;
+mod layout;
+mod model;
+mod options;
+mod outcome;
+mod precision;
+mod report;
+mod single;
+mod tensors;
+#[cfg(test)]
+mod tests;
+mod trainer;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::options::Options;
+use crate::report::Run;
+use crate::single::Rounding;
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(faults) if faults.is_empty() => ExitCode::SUCCESS,
+        Ok(faults) => {
+            faults.iter().for_each(|fault| eprintln!("{fault}"));
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Trains, compares and prints the figures; what is wrong with them.
+fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
+    let outcomes = options.backend.run(options)?;
+    let single = single::train(options, Rounding::Never);
+    let layers = model::layers(options).into_iter();
+    let parameters = layers.map(model::Layer::parameters).sum();
+    let run = Run::new(options, parameters, &outcomes, &single)?;
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&run)?);
+    } else {
+        println!("{run}");
+    }
+    Ok(run.faults())
+}

@@ -1,0 +1,168 @@
+//! The command line.
+
+use clap::{Parser, ValueEnum};
+use collectives_alloc::bytes::ByteSize;
+use collectives_core::collectives::Switch;
+use collectives_core::path::{Averaging, Fallback, Staging};
+
+use crate::backend::Backend;
+
+/// Trains a classifier whose parameters are sharded over ranks, and compares every step with one
+/// rank that folds all micro-batches.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "sharded_training", args_override_self = true)]
+pub(crate) struct Options {
+    /// What the ranks run on.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) backend: Backend,
+
+    /// Ranks: 1 to 32.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=32))]
+    pub(crate) ranks: u16,
+
+    /// Optimiser steps.
+    #[arg(long, default_value_t = 300)]
+    pub(crate) steps: usize,
+
+    /// Samples of one rank's micro-batch.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) batch: u16,
+
+    /// Width of the hidden layers.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) hidden: u16,
+
+    /// Layers between the first and the last.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(0..=64))]
+    pub(crate) layers: u16,
+
+    /// What the compute copies, gathered parameters and scattered gradients are made of.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) dtype: Compute,
+
+    /// Whether the collectives use symmetric memory.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) symmetric: Symmetric,
+
+    /// Where the tensors live while symmetric memory is on.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) tensors: Tensors,
+
+    /// Flips `--symmetric` between steps, every so many of them.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) flip: Option<u32>,
+
+    /// How a layer that ranks do not divide is cut.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) shards: Shards,
+
+    /// Keeps each shard inside the whole it is a part of.
+    #[arg(long)]
+    pub(crate) in_place: bool,
+
+    /// How gradients are averaged.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) average: Average,
+
+    /// Fails where a collective on parameters or gradients cannot use symmetric memory.
+    #[arg(long)]
+    pub(crate) forbid_fallback: bool,
+
+    /// Of the parameters, the data and the order of the samples.
+    #[arg(long, default_value_t = 7)]
+    pub(crate) seed: u64,
+
+    /// Bytes that symmetric memory is mapped in multiples of, where the backend lets one choose: a
+    /// power of two, at least 4 KiB.
+    #[arg(long, default_value = "2MiB", value_parser = parse_granule)]
+    pub(crate) granule: ByteSize,
+
+    /// Prints JSON instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl Options {
+    pub(crate) fn ranks(&self) -> usize {
+        self.ranks.into()
+    }
+
+    /// Whether symmetric memory is on in a step.
+    pub(crate) fn is_symmetric_in(&self, step: usize) -> bool {
+        let flips = self.flip.map_or(0, |every| step / every as usize);
+        (self.symmetric == Symmetric::On) == flips.is_multiple_of(2)
+    }
+
+    /// The settings of the collectives while symmetric memory is on, or off.
+    pub(crate) fn switch(&self, symmetric: bool) -> Switch {
+        Switch {
+            staging: match (symmetric, self.tensors) {
+                (false, _) => Staging::Never,
+                // Forced would stage tensors that lie in windows already.
+                (true, Tensors::Pooled) => Staging::Auto,
+                (true, Tensors::Ordinary) => Staging::Forced,
+            },
+            fallback: match self.forbid_fallback {
+                true => Fallback::Forbid,
+                false => Fallback::Allow,
+            },
+            averaging: match self.average {
+                Average::Auto => Averaging::Auto,
+                Average::Native => Averaging::Native,
+                Average::Sum => Averaging::SumThenScale,
+            },
+        }
+    }
+}
+
+/// The element type of what is communicated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Compute {
+    #[default]
+    F32,
+    Bf16,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Symmetric {
+    #[default]
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Tensors {
+    /// In symmetric buffers, registered once.
+    #[default]
+    Pooled,
+    /// In ordinary memory, staged through scratch.
+    Ordinary,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shards {
+    /// The last ranks get less.
+    #[default]
+    Uneven,
+    /// All get the same, the last of it padding.
+    Padded,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Average {
+    /// Natively, unless symmetric kernels only sum.
+    #[default]
+    Auto,
+    /// By the collective.
+    Native,
+    /// As a sum, scaled by the optimiser.
+    Sum,
+}
+
+fn parse_granule(text: &str) -> Result<ByteSize, String> {
+    let granule: ByteSize = text.parse().map_err(|error| format!("{error}"))?;
+    match granule.get() {
+        bytes if bytes >= 4096 && bytes.is_power_of_two() => Ok(granule),
+        _ => Err("must be a power of two of at least 4 KiB".to_owned()),
+    }
+}
