@@ -16,3 +16,7 @@ mod choosing_a_policy {}
 #[cfg(doctest)]
 #[doc = include_str!("../docs/memory-and-streams.md")]
 mod memory_and_streams {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/sharded-training.md")]
+mod sharded_training {}

@@ -2,10 +2,11 @@
 
 use super::ops::common_dtype;
 use super::{Collectives, describe};
-use crate::collective::{Counts, Op};
+use crate::collective::{Collective, Counts, Op};
 use crate::communicator::Communicator;
 use crate::error::Result;
-use crate::path::{Averaging, OpReport};
+use crate::path::{Averaging, OpReport, PathTable};
+use crate::rank::Rank;
 use crate::reduce::ReduceOp;
 use crate::scratch::ScratchAllocator;
 use crate::stream::Stream;
@@ -59,7 +60,6 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         })
     }
 
-    /// Whether symmetric kernels serve the sum of this call and not its average.
     fn only_sums(
         &self,
         send: &(impl Tensor + ?Sized),
@@ -67,13 +67,64 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         counts: &[usize],
     ) -> Result<bool> {
         let dtype = common_dtype(Some(send), Some(recv))?;
+        let op = Op::ReduceScatter(ReduceOp::Sum);
+        let counts = Counts::Uneven(counts);
+        let sum = describe(op, Some(send), Some(recv), dtype, counts);
         let table = &self.comm.capabilities().paths;
-        let serves = |op| {
-            let counts = Counts::Uneven(counts);
-            let op = Op::ReduceScatter(op);
-            let call = describe(op, Some(send), Some(recv), dtype, counts);
-            table.rule(&call, self.rank, self.world_size).is_ok()
+        Ok(only_sums(table, &sum, self.rank, self.world_size))
+    }
+}
+
+/// Whether symmetric kernels serve this sum and not the average of the same elements.
+fn only_sums(table: &PathTable, sum: &Collective<'_>, rank: Rank, world_size: usize) -> bool {
+    let average = Collective {
+        op: Op::ReduceScatter(ReduceOp::Average),
+        ..*sum
+    };
+    let serves = |call| table.rule(call, rank, world_size).is_ok();
+    serves(sum) && !serves(&average)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::addr::Operand;
+    use crate::collective::OpKind;
+    use crate::dtype::DType;
+    use crate::path::{PathRule, Sides};
+
+    #[rstest]
+    #[case::only_a_sum(&[0], DType::F32, true)]
+    #[case::both(&[0, 4], DType::F32, false)]
+    #[case::only_an_average(&[4], DType::F32, false)]
+    #[case::another_type(&[0], DType::F64, false)]
+    #[case::no_kernel(&[], DType::F32, false)]
+    fn a_sum_is_taken_where_only_it_has_a_kernel(
+        #[case] reductions: &'static [u8],
+        #[case] dtype: DType,
+        #[case] expected: bool,
+    ) {
+        let table = PathTable(vec![PathRule {
+            op: OpKind::ReduceScatter,
+            dtypes: &[DType::F32],
+            reductions,
+            world: 2..=8,
+            bytes: 0..=usize::MAX,
+            needs: Sides::Send,
+            stage_from: 0,
+            stage_from_captured: 0,
+            kernel: "k",
+            forced: false,
+        }]);
+        let sum = Collective {
+            op: Op::ReduceScatter(ReduceOp::Sum),
+            dtype,
+            send: Operand::EMPTY,
+            recv: Operand::EMPTY,
+            counts: Counts::Uneven(&[3, 2]),
         };
-        Ok(serves(ReduceOp::Sum) && !serves(ReduceOp::Average))
+        assert_eq!(only_sums(&table, &sum, Rank(0), 2), expected);
     }
 }

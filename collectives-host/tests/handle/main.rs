@@ -8,6 +8,7 @@ mod lifetime;
 mod operations;
 mod paths;
 mod slices;
+mod switch;
 mod symmetric;
 
 use std::sync::Arc;

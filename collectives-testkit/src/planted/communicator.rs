@@ -71,6 +71,28 @@ impl Bugged {
                 op.send.window = None;
                 op.recv.window = None;
             },
+            Some(Planted::AverageDropped) => |_, op| {
+                if op.op == Op::ReduceScatter(ReduceOp::Average) {
+                    op.op = Op::ReduceScatter(ReduceOp::Sum);
+                }
+            },
+            Some(Planted::ShardOffByAGranule) => |inner, op| match op.op {
+                Op::AllGather => op.send = next_granule(inner, op.send),
+                Op::ReduceScatter(_) => op.recv = next_granule(inner, op.recv),
+                _ => {}
+            },
+            Some(Planted::WrongSideStaged) => |_, op| match op.op {
+                Op::AllGather => op.recv.window = None,
+                Op::ReduceScatter(_) => op.send.window = None,
+                _ => {}
+            },
+            Some(Planted::WindowOnSomeRanks) => |inner, op| {
+                let is_sharded = matches!(op.op, Op::AllGather | Op::ReduceScatter(_));
+                if is_sharded && inner.info().rank.0 % 2 == 1 {
+                    op.send.window = None;
+                    op.recv.window = None;
+                }
+            },
             Some(Planted::OffsetRoundedDown) => |_, op| {
                 op.send = round_down(op.send);
                 op.recv = round_down(op.recv);
@@ -286,6 +308,20 @@ fn double(inner: &dyn Communicator, op: &mut Collective<'_>) {
         op.counts = Counts::Even(count * 2);
         op.send.bytes *= 2;
         op.recv.bytes *= 2;
+    }
+}
+
+/// The operand a granule further on, where its window reaches that far.
+fn next_granule(inner: &dyn Communicator, side: Operand) -> Operand {
+    let granule = inner.info().granule;
+    let next = side.addr.offset(granule);
+    match (side.window, inner.window_of(next, side.bytes)) {
+        (Some(here), Some(there)) if here.window == there.window => Operand {
+            addr: next,
+            window: Some(there),
+            ..side
+        },
+        _ => side,
     }
 }
 

@@ -48,6 +48,14 @@ planted! {
     InputClobbered,
     /// Communicator: a sum of operands in windows is a maximum.
     StagedSumIsMaximum,
+    /// Communicator: a reduce-scatter that averages sums.
+    AverageDropped,
+    /// Communicator: a shard in a window is taken for the one a granule further on.
+    ShardOffByAGranule,
+    /// Communicator: gathers and scatters lose the window of the side that must lie in one.
+    WrongSideStaged,
+    /// Communicator: odd ranks lose the windows of gathers and scatters.
+    WindowOnSomeRanks,
     /// Communicator: `split` ignores the color.
     ColorIgnored,
     /// Communicator: a staged operation reads the original tensor.

@@ -9,6 +9,7 @@ pub mod failure;
 pub mod graph_replay;
 pub mod misuse;
 pub mod scratch;
+pub mod sharded;
 pub mod streams;
 pub mod symmetric;
 
@@ -40,6 +41,10 @@ pub const ALL: &[Suite] = &[
     Suite {
         name: "arena",
         cases: arena::CASES,
+    },
+    Suite {
+        name: "sharded",
+        cases: sharded::CASES,
     },
     Suite {
         name: "graph_replay",
