@@ -238,7 +238,7 @@ mod tests {
                 captured: false,
                 insisted,
             };
-            match choose(&call(1 << 20, DType::F32, ReduceOp::Sum, in_window), &rules) {
+            match choose(&call(1 << 18, DType::F32, ReduceOp::Sum, in_window), &rules) {
                 Route::AsIs { kernel, .. } | Route::Stage { kernel, .. } => kernel,
             }
         };
