@@ -21,9 +21,16 @@ use collectives_testkit::runner::{Required, missing};
 use collectives_testkit::suites;
 use collectives_testkit::world::{Limits, Worlds};
 
+/// For cases that end, on however slow a machine.
+const PATIENT: Limits = Limits {
+    call: Duration::from_secs(10),
+    case: Duration::from_secs(30),
+};
+
+/// For a case that hangs.
 const QUICK: Limits = Limits {
-    call: Duration::from_millis(500),
-    case: Duration::from_secs(1),
+    call: Duration::from_secs(1),
+    case: Duration::from_secs(3),
 };
 
 fn good(rig: &mut Rig<'_>) -> Outcome {
@@ -44,7 +51,7 @@ fn hangs(rig: &mut Rig<'_>) -> Outcome {
     let mut handle = rig.collectives("geometric")?;
     rig.eager(&mut handle, 100, rig.stream())?;
     if rig.rank() == 2 {
-        std::thread::sleep(Duration::from_secs(4));
+        std::thread::sleep(QUICK.case * 3);
     }
     rig.eager(&mut handle, 100, rig.stream())
 }
@@ -57,7 +64,7 @@ fn leaks(rig: &mut Rig<'_>) -> Outcome {
 }
 
 fn worlds() -> Worlds {
-    Worlds::new(Arc::new(host::Host), QUICK)
+    Worlds::new(Arc::new(host::Host), PATIENT)
 }
 
 fn fails(worlds: &Worlds, run: fn(&mut Rig<'_>) -> Outcome) -> String {
@@ -79,7 +86,7 @@ fn a_rank_that_dies_is_named_and_the_next_case_goes_on() {
 
 #[test]
 fn a_rank_that_hangs_is_named_with_its_last_operation_and_the_next_case_goes_on() {
-    let worlds = worlds();
+    let worlds = Worlds::new(Arc::new(host::Host), QUICK);
     let text = fails(&worlds, hangs);
     assert!(text.contains("rank 2"), "{text}");
     assert!(text.contains("all_reduce"), "{text}");
@@ -153,14 +160,14 @@ impl Harness for Broken {
 
 #[test]
 fn a_backend_that_cannot_start_fails_its_cases_with_the_reason() {
-    let worlds = Worlds::new(Arc::new(Broken), QUICK);
+    let worlds = Worlds::new(Arc::new(Broken), PATIENT);
     let text = fails(&worlds, good);
     assert!(text.contains("no device for rank 1"), "{text}");
 }
 
 #[test]
 fn a_capability_that_is_there_and_not_claimed_fails_its_case() {
-    let worlds = Worlds::new(Arc::new(Lying), QUICK);
+    let worlds = Worlds::new(Arc::new(Lying), PATIENT);
     let case = collectives_testkit::runner::unclaimed(Capability::Graphs).unwrap();
     let Failure(text) = worlds.run(case, None).unwrap_err();
     assert!(text.contains("the device offers graphs"), "{text}");
@@ -170,7 +177,7 @@ fn a_capability_that_is_there_and_not_claimed_fails_its_case() {
 
 #[test]
 fn a_capability_that_is_claimed_and_not_there_fails_its_cases_and_others_go_on() {
-    let worlds = Worlds::new(Arc::new(Boasting), QUICK);
+    let worlds = Worlds::new(Arc::new(Boasting), PATIENT);
     let named = |id| suites::cases().find(|(_, case)| case.id == id).unwrap().1;
     let Failure(text) = worlds.run(named("I11"), None).unwrap_err();
     assert!(

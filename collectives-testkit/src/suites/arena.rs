@@ -26,14 +26,14 @@ pub const CASES: &[Case] = &[
     .needs(&[Symmetric, Aliasing])
     .catches(Planted::ArenaBeginsAnew),
     Case::new(
-        "I51b",
+        "I51",
         "the device loses an arena's bytes once, whatever graphs own",
         lost_once,
     )
     .needs(&[Symmetric, Aliasing, Graphs, CountsMemory])
     .catches(Planted::ExtensionsCopy),
     Case::new(
-        "I51c",
+        "I51",
         "what is written through one generation is read through every other",
         same_bytes,
     )
@@ -47,7 +47,7 @@ pub const CASES: &[Case] = &[
     .needs(&[Symmetric, Aliasing, Graphs])
     .catches(Planted::RetainForgotten),
     Case::new(
-        "I52b",
+        "I52",
         "a replay on an old generation and a lease of the newest exclude each other",
         excluded,
     )

@@ -36,7 +36,7 @@ pub(super) const CASES: &[Case] = &[
     .needs(&[Symmetric])
     .catches(Planted::FailureSticks),
     Case::new(
-        "I35b",
+        "I35",
         "a rank out of memory makes all give up what is idle and try once more",
         second_try,
     )
