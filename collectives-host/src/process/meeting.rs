@@ -17,6 +17,9 @@ use super::transport::Shared;
 
 const ABSENT: u64 = 1;
 
+/// How long a failure that one rank knows of may take to be known to all.
+const TOLD_WITHIN: Duration = Duration::from_secs(5);
+
 /// Arrives in an operation, and waits for everybody else to.
 pub(super) fn meet(
     shared: &Shared,
@@ -125,7 +128,7 @@ fn verdict(shared: &Shared, letters: &mut Letters, number: u64) -> Error {
     let settled = || (head.settled.load(Ordering::Acquire) >= number).then_some(());
     // Who judges does so in one go, unless its process ends.
     shared.wait(letters, settled, |_| shared.ended().then_some(()));
-    if let Some(error) = shared.health.failure() {
+    if let Some(error) = failure(shared, letters) {
         return error;
     }
     let marked = |&rank: &usize| {
@@ -139,6 +142,24 @@ fn verdict(shared: &Shared, letters: &mut Letters, number: u64) -> Error {
     Error::new(ErrorKind::Timeout {
         absent,
         waited: Duration::from_nanos(head.waited.load(Ordering::Relaxed)),
+    })
+}
+
+/// The failure for which an operation was given up, if it was for one.
+///
+/// Who gives up because of a failure does so at once, maybe before the control plane has told
+/// everybody of it.
+fn failure(shared: &Shared, letters: &mut Letters) -> Option<Error> {
+    if let Some(error) = shared.health.failure() {
+        return Some(error);
+    }
+    if shared.segment.head().waited.load(Ordering::Relaxed) > 0 {
+        return None;
+    }
+    let told = || shared.health.is_broken().then(|| shared.health.failure());
+    shared.wait(letters, told, |waited| {
+        let error = shared.health.failure();
+        (error.is_some() || waited >= TOLD_WITHIN).then_some(error)
     })
 }
 
