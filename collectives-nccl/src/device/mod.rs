@@ -118,7 +118,7 @@ impl CudaDevice {
     }
 
     /// Things whose last owner is gone and that wait for work which may still use them; see
-    /// [`Device::collect`].
+    /// [`Device::collect`](collectives_core::device::Device::collect).
     #[must_use]
     pub fn pending_count(&self) -> usize {
         self.shared.garbage.len()
