@@ -9,6 +9,25 @@ const REDUCTIONS: &[u8] = &[0, 1, 2, 3, 4, 5];
 
 /// Operations meet on the host, so all calls are compared, and nobody leaves before all have read.
 pub(crate) fn of_host() -> Capabilities {
+    let kernels = [
+        "host_all_reduce_symmetric",
+        "host_reduce_scatter_symmetric",
+        "host_all_gather_symmetric",
+    ];
+    Capabilities {
+        symmetric: Ok(()),
+        paths: symmetric_paths(REDUCTIONS, kernels),
+        drains: true,
+        compares_calls: true,
+        world: 1..=usize::MAX,
+    }
+}
+
+/// All-reduce, reduce-scatter and all-gather of every type and size, by kernels of these names.
+pub(crate) fn symmetric_paths(
+    reductions: &'static [u8],
+    [all_reduce, reduce_scatter, all_gather]: [&'static str; 3],
+) -> PathTable {
     let rule = |op, reductions, needs, kernel| PathRule {
         op,
         dtypes: &DType::ALL,
@@ -21,31 +40,14 @@ pub(crate) fn of_host() -> Capabilities {
         kernel,
         forced: true,
     };
-    let (all_reduce, reduce_scatter, all_gather) = (
-        rule(
-            OpKind::AllReduce,
-            REDUCTIONS,
-            Sides::Both,
-            "host_all_reduce_symmetric",
-        ),
+    PathTable(vec![
+        rule(OpKind::AllReduce, reductions, Sides::Both, all_reduce),
         rule(
             OpKind::ReduceScatter,
-            REDUCTIONS,
+            reductions,
             Sides::Send,
-            "host_reduce_scatter_symmetric",
+            reduce_scatter,
         ),
-        rule(
-            OpKind::AllGather,
-            &[],
-            Sides::Recv,
-            "host_all_gather_symmetric",
-        ),
-    );
-    Capabilities {
-        symmetric: Ok(()),
-        paths: PathTable(vec![all_reduce, reduce_scatter, all_gather]),
-        drains: true,
-        compares_calls: true,
-        world: 1..=usize::MAX,
-    }
+        rule(OpKind::AllGather, &[], Sides::Recv, all_gather),
+    ])
 }

@@ -4,14 +4,14 @@
 //! the accumulation rules, because each element is folded by one rank, in rank order.
 
 use collectives_core::addr::{Addr, Operand, WindowId};
-use collectives_core::collective::{Collective, Counts, Op, OpKind};
-use collectives_core::dtype::DType;
+use collectives_core::collective::{Collective, Counts, Op};
 use collectives_core::error::Result;
-use collectives_core::path::{PathRule, PathTable, Sides};
+use collectives_core::path::PathTable;
 use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
 
 use super::fold::{FoldScratch, Input, fold};
+use crate::capabilities::symmetric_paths;
 use crate::windows::Window;
 
 /// All reductions but the pre-multiplied sum, whose scalars only their own ranks know.
@@ -22,33 +22,12 @@ const LINE: usize = 64;
 
 /// What is served here, as data.
 pub(super) fn paths() -> PathTable {
-    let rule = |op, reductions, needs, kernel| PathRule {
-        op,
-        dtypes: &DType::ALL,
-        reductions,
-        world: 2..=usize::MAX,
-        bytes: 0..=usize::MAX,
-        needs,
-        stage_from: 0,
-        stage_from_captured: 0,
-        kernel,
-        forced: true,
-    };
-    PathTable(vec![
-        rule(
-            OpKind::AllReduce,
-            REDUCTIONS,
-            Sides::Both,
-            "direct_all_reduce",
-        ),
-        rule(
-            OpKind::ReduceScatter,
-            REDUCTIONS,
-            Sides::Send,
-            "direct_reduce_scatter",
-        ),
-        rule(OpKind::AllGather, &[], Sides::Recv, "direct_all_gather"),
-    ])
+    let kernels = [
+        "direct_all_reduce",
+        "direct_reduce_scatter",
+        "direct_all_gather",
+    ];
+    symmetric_paths(REDUCTIONS, kernels)
 }
 
 /// One operation that is served here.
