@@ -15,8 +15,11 @@ pub(crate) struct Outcome {
     pub(crate) wrong_elements: u64,
     /// Of the bits of every result, in order.
     pub(crate) digest: u64,
-    /// Bytes that the device lost to each of its ranks, where the backend can tell.
+    /// Bytes that the device lost to each of its ranks between the rehearsal and the end, when
+    /// graphs and tensors are gone and scratch is all that is left; where the backend can tell.
     pub(crate) device_lost: Option<usize>,
+    /// What of that it had not got back after scratch was given back too.
+    pub(crate) device_lost_after_trim: Option<usize>,
     pub(crate) nanoseconds: u64,
     /// Mapped bytes that scratch kept after each step.
     pub(crate) kept_after: Vec<usize>,
@@ -50,7 +53,15 @@ impl Kept {
 }
 
 impl Outcome {
-    /// Whether the device lost what scratch says it keeps, to a granule a slot.
+    /// Whether the device lost what scratch says it keeps, to a granule a window of its own count.
+    ///
+    /// What a device loses is told by its driver and counts everything that the process and the
+    /// library make it keep: mapped granules, the tables of windows and addresses, modules, memory of
+    /// executables. What is made once is made in the rehearsal, which runs the same operations and as
+    /// many graphs. Tensors are gone, because destructors of graphs, which own them, have been waited
+    /// for: those run on another thread and late. So what is left is scratch, and what library and
+    /// driver keep for each window; how much the latter keep when the windows are gone tells
+    /// [`device_lost_after_trim`](Self::device_lost_after_trim).
     pub(crate) fn is_accounted_for(&self) -> bool {
         self.device_lost.is_none_or(|lost| {
             lost.abs_diff(self.kept.mapped) <= self.granule * self.kept.slots.len().max(1)
@@ -102,13 +113,14 @@ mod tests {
             wrong_elements: 0,
             digest: 0,
             device_lost: lost,
+            device_lost_after_trim: lost.map(|_| 0),
             nanoseconds: 0,
             kept_after: Vec::new(),
         }
     }
 
     #[test]
-    fn a_device_may_lose_a_granule_a_slot_more_or_less() {
+    fn a_device_may_lose_a_granule_a_window_more_or_less() {
         for (lost, fine) in [(0, true), (160, true), (161, false), (usize::MAX, false)] {
             assert_eq!(outcome(Some(lost)).is_accounted_for(), fine, "{lost}");
         }

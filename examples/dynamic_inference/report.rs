@@ -24,8 +24,12 @@ pub(crate) struct Row {
     policy: String,
     capacity_bytes: usize,
     mapped_bytes: usize,
-    /// What the device lost, where the backend can tell.
+    /// What the device lost to scratch, and to what library and driver keep for it, where the
+    /// backend can tell.
     device_lost_bytes: Option<usize>,
+    /// What of that did not come back when scratch was given back.
+    device_lost_after_trim_bytes: Option<usize>,
+    windows: usize,
     granule: usize,
     largest_request_bytes: usize,
     mapped_over_largest: f64,
@@ -57,6 +61,7 @@ impl Row {
             }
         }
         let kept = &first.kept;
+        let most = |of: fn(&Outcome) -> Option<usize>| ranks.iter().filter_map(of).max();
         let slowest = ranks.iter().map(|rank| rank.nanoseconds).max();
         #[expect(clippy::cast_precision_loss, reason = "a ratio for people to read")]
         let ratio = kept.mapped as f64 / first.largest_mapped.max(1) as f64;
@@ -66,7 +71,9 @@ impl Row {
             policy: policy.to_owned(),
             capacity_bytes: kept.capacity,
             mapped_bytes: kept.mapped,
-            device_lost_bytes: ranks.iter().filter_map(|rank| rank.device_lost).max(),
+            device_lost_bytes: most(|rank| rank.device_lost),
+            device_lost_after_trim_bytes: most(|rank| rank.device_lost_after_trim),
+            windows: kept.slots.len(),
             granule: first.granule,
             largest_request_bytes: trace.largest_request(),
             mapped_over_largest: ratio,
@@ -92,7 +99,8 @@ impl Run {
             }
             if !row.accounted_for {
                 faults.push(format!(
-                    "{}: the device lost more than a granule a slot besides what scratch keeps",
+                    "{}: what the device lost and what scratch maps differ by more than a granule a \
+                     window",
                     row.policy
                 ));
             }
@@ -117,6 +125,7 @@ impl fmt::Display for Run {
             "capacity kept",
             "mapped kept",
             "device lost",
+            "after a trim",
             "mapped / largest",
             "registrations",
             "hits",
@@ -131,6 +140,8 @@ impl fmt::Display for Run {
                 mebibytes(row.capacity_bytes),
                 mebibytes(row.mapped_bytes),
                 row.device_lost_bytes.map_or_else(String::new, mebibytes),
+                row.device_lost_after_trim_bytes
+                    .map_or_else(String::new, mebibytes),
                 format!("{:.2}", row.mapped_over_largest),
                 row.registrations.to_string(),
                 row.hits.to_string(),

@@ -83,7 +83,10 @@ impl Server {
 
     fn serve(mut self, gauge: &dyn Gauge, job: &Job<'_>) -> Result<Outcome> {
         let trace = job.trace;
-        self.warm_up(trace)?;
+        let tensors = gauge.ordinary_bytes();
+        self.rehearse(trace)?;
+        self.give_back(gauge, tensors)?;
+        let before = self.collectives.stats();
         let free = self.free_bytes(gauge)?;
         let begun = Instant::now();
         let mut decodes = Vec::new();
@@ -101,10 +104,17 @@ impl Server {
             self.step_made(job.progress);
         }
         let nanoseconds = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let kept = Kept::new(&self.collectives.stats());
+        let kept = Kept::new(&self.collectives.stats().since(&before));
         // Graphs and tensors go; scratch stays until the trim, what graphs claimed included.
         drop(decodes);
-        let left = self.free_bytes(gauge)?;
+        self.settle(gauge, tensors)?;
+        let with_scratch = self.free_bytes(gauge)?;
+        self.give_back(gauge, tensors)?;
+        let without = self.free_bytes(gauge)?;
+        let lost = |now: Option<usize>| {
+            let (before, now) = free.zip(now)?;
+            Some(before.saturating_sub(now) / gauge.sharers())
+        };
         let info = self.collectives.communicator().info();
         let outcome = Outcome {
             kept,
@@ -113,9 +123,8 @@ impl Server {
             replays: self.replays,
             wrong_elements: self.wrong_elements,
             digest: self.digest.get(),
-            device_lost: free
-                .zip(left)
-                .map(|(free, left)| free.saturating_sub(left) / gauge.sharers()),
+            device_lost: lost(with_scratch),
+            device_lost_after_trim: lost(without),
             nanoseconds,
             kept_after: std::mem::take(&mut self.kept_after),
         };
@@ -129,45 +138,59 @@ impl Server {
         progress.step(self.collectives.rank().index());
     }
 
-    /// Has the backend and its driver make what they make once and keep: for the first window, for
-    /// the first operation of a kind, for as many graphs as there will be. Scratch is not used yet.
-    fn warm_up(&mut self, trace: &Trace) -> Result<()> {
-        self.collectives.set_staging(Staging::Never);
-        let largest = trace.largest_request() / 2;
-        if self
-            .collectives
-            .communicator()
-            .capabilities()
-            .symmetric
-            .is_ok()
-        {
-            let mut window = self.collectives.symmetric_buffer::<bf16>(largest)?;
-            for stream in [&self.eager, &self.other] {
-                self.collectives
-                    .all_reduce(&mut window, ReduceOp::Sum, stream)?;
-                self.collectives.device().synchronize(stream)?;
+    /// Serves the largest prompt, then captures and replays every batch, so that the backend and its
+    /// driver have made what they make once and keep: for the first window, for the first operation
+    /// of a kind, for as many graphs of this shape as there will be.
+    fn rehearse(&mut self, trace: &Trace) -> Result<()> {
+        let tokens = trace.largest_request() / (2 * self.hidden);
+        let mut layers = self.tensors(tokens)?;
+        self.forward(&mut layers)?;
+        let captured = trace.decodes.iter();
+        let captured = captured.map(|&tokens| self.capture_decode(tokens));
+        let mut decodes = captured.collect::<Result<Vec<_>>>()?;
+        for decode in &mut decodes {
+            self.replay(decode, false)?;
+            self.replay(decode, true)?;
+        }
+        self.step = 0;
+        self.replays = 0;
+        self.digest = Digest::default();
+        Ok(())
+    }
+
+    /// Waits until of this rank's tensors no more than `ordinary` bytes are left. Graphs own their
+    /// tensors, and the destructors of graphs run on another thread, some time after the graphs.
+    fn settle(&mut self, gauge: &dyn Gauge, ordinary: usize) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            self.synchronize()?;
+            self.collectives.device().collect();
+            let left = gauge.ordinary_bytes();
+            if left <= ordinary {
+                return Ok(());
             }
-            drop(window);
-            let _ = self.collectives.trim()?;
+            if begun.elapsed() >= DESTRUCTORS {
+                let why = format!("{left} bytes of tensors are left, {ordinary} should be");
+                return Err(Misuse::Other(why).into());
+            }
+            thread::sleep(Duration::from_millis(1));
         }
-        let mut graphs = Vec::new();
-        for &tokens in &trace.decodes {
-            let mut layers = self.tensors(tokens)?;
-            let mut graph = self.capture(&mut layers, |collectives, layer, stream| {
-                collectives
-                    .all_reduce(layer, ReduceOp::Sum, stream)
-                    .map(drop)
-            })?;
-            let device = self.collectives.device();
-            graph.launch(&**device, &self.eager)?;
-            graph.launch(&**device, &self.other)?;
-            graphs.push((graph, layers));
+    }
+
+    /// Gives all tensors and all scratch back. Ranks' graphs end at different times, and the bytes of
+    /// slots come back at the first trim after the last of them.
+    fn give_back(&mut self, gauge: &dyn Gauge, ordinary: usize) -> Result<()> {
+        let begun = Instant::now();
+        // What is held is the same on all ranks.
+        while self.collectives.trim()?.held_bytes > 0 && begun.elapsed() < DESTRUCTORS {
+            thread::yield_now();
         }
-        drop(self.tensors(largest / self.hidden)?);
-        self.meet()?;
-        drop(graphs);
-        self.collectives.set_staging(Staging::Forced);
-        self.meet()
+        let kept = self.collectives.stats().mapped_bytes();
+        if kept > 0 {
+            let why = format!("{kept} bytes of scratch cannot be given back");
+            return Err(Misuse::Other(why).into());
+        }
+        self.settle(gauge, ordinary)
     }
 
     /// Free bytes of the device, while no rank does anything.
@@ -180,21 +203,19 @@ impl Server {
 
     /// Waits for this rank's work, and for all ranks.
     fn meet(&mut self) -> Result<()> {
-        for stream in [&self.eager, &self.other] {
-            self.collectives.device().synchronize(stream)?;
-        }
-        self.collectives.device().collect();
+        self.synchronize()?;
         self.collectives.barrier(&self.eager)?;
         self.collectives.device().synchronize(&self.eager)
     }
 
-    /// Destructors of graphs run on another thread, at other times on every rank; the bytes come
-    /// back at the first trim after the last of them.
-    fn close(mut self) -> Result<()> {
-        let begun = Instant::now();
-        while self.collectives.trim()?.held_bytes > 0 && begun.elapsed() < DESTRUCTORS {
-            thread::yield_now();
-        }
+    fn synchronize(&self) -> Result<()> {
+        let device = self.collectives.device();
+        [&self.eager, &self.other]
+            .into_iter()
+            .try_for_each(|stream| device.synchronize(stream))
+    }
+
+    fn close(self) -> Result<()> {
         let deferred = self.collectives.close()?;
         // The communicator itself may still belong to a graph whose destructor has not run.
         if deferred.windows > 0 || deferred.mapped_bytes > 0 {
@@ -225,22 +246,13 @@ impl Server {
     fn capture_decode(&mut self, tokens: usize) -> Result<Decode> {
         let mut layers = self.tensors(tokens)?;
         self.forward(&mut layers)?;
-        let graph = self.capture(&mut layers, all_reduce)?;
-        Ok(Decode { layers, graph })
-    }
-
-    /// A graph of one operation on each layer.
-    fn capture(
-        &mut self,
-        layers: &mut [Buffer<bf16>],
-        operation: fn(&mut Handle, &mut Buffer<bf16>, &Stream) -> Result<()>,
-    ) -> Result<Executable> {
         let device = Arc::clone(self.collectives.device());
         let capture = Capture::begin(&*device, &mut self.eager)?;
-        for layer in layers {
-            operation(&mut self.collectives, layer, capture.stream())?;
+        for layer in &mut layers {
+            all_reduce(&mut self.collectives, layer, capture.stream())?;
         }
-        capture.end()?.instantiate()
+        let graph = capture.end()?.instantiate()?;
+        Ok(Decode { layers, graph })
     }
 
     /// Refills the inputs of a captured batch, replays it and compares.

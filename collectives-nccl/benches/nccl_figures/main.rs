@@ -14,9 +14,11 @@
 //! | `--ranks 2,4,8` | world sizes | 2 |
 //! | `--rounds N` | alternations | 200 |
 //! | `--sizes 16,8192` | bytes of an all-reduce of bf16 | 16 B to 64 MiB |
+//! | `--growth` | only what growing scratch costs, by policy | everything |
 //! | `--json FILE` | also writes everything there | |
 
 mod driver;
+mod growth;
 mod host;
 mod options;
 mod point;

@@ -13,6 +13,8 @@ pub(crate) struct Options {
     pub(crate) rounds: usize,
     /// Bytes.
     pub(crate) sizes: Vec<usize>,
+    /// Whether only growths of scratch are measured.
+    pub(crate) growth: bool,
     pub(crate) json: Option<PathBuf>,
 }
 
@@ -32,6 +34,7 @@ impl Default for Options {
                 8 << 20,
                 64 << 20,
             ],
+            growth: false,
             json: None,
         }
     }
@@ -50,6 +53,7 @@ impl Options {
                     let all = numbers(&value()?)?;
                     options.rounds = *all.first().ok_or("--rounds wants a number")?;
                 }
+                "--growth" => options.growth = true,
                 "--json" => options.json = Some(value()?.into()),
                 // Cargo passes it to every bench.
                 "--bench" => {}

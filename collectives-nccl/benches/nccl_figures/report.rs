@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::growth::{Growth, Table};
 use crate::host::HostTime;
 use crate::point::Point;
 use crate::registration::Registration;
@@ -18,6 +19,7 @@ pub(crate) struct Report {
     pub(crate) points: Vec<Point>,
     pub(crate) host: Vec<HostTime>,
     pub(crate) registration: Vec<Registration>,
+    pub(crate) growth: Vec<Growth>,
 }
 
 impl Point {
@@ -58,12 +60,12 @@ impl Point {
     }
 }
 
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Report {
+    fn calls(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "NCCL {}, ranks: {}, GPUs: {}, rounds: {}; microseconds of one all-reduce of bf16",
-            self.nccl, self.ranks, self.gpus, self.rounds
+            "rounds: {}; microseconds of one all-reduce of bf16",
+            self.rounds
         )?;
         writeln!(
             f,
@@ -114,5 +116,19 @@ impl fmt::Display for Report {
             )?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "NCCL {}, ranks: {}, GPUs: {}",
+            self.nccl, self.ranks, self.gpus
+        )?;
+        if !self.points.is_empty() {
+            self.calls(f)?;
+        }
+        write!(f, "{}", Table(&self.growth))
     }
 }

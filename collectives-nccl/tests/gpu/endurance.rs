@@ -1,7 +1,8 @@
 //! Many replays and many captures: nothing wrong, nothing lost.
 //!
 //! `COLLECTIVES_GPU_LONG=1` asks for eight graphs of ten thousand replays each across twenty growths,
-//! and for a thousand captures; otherwise there are fewer of each.
+//! and for a thousand captures; otherwise there are fewer of each. `COLLECTIVES_GPU_REPLAYS` says how
+//! often each graph of an arena is replayed.
 
 use std::fs;
 
@@ -12,9 +13,9 @@ use collectives_core::tensor::Tensor;
 use half::bf16;
 
 use crate::rank::Ctx;
-use crate::scratch::{Captured, captured, eager, handle, handle_of};
+use crate::scratch::{Captured, Staged, captured, eager, handle, handle_of};
 use crate::values::{inputs, same, sums};
-use crate::{Outcome, Said, ensure};
+use crate::{Outcome, Said, ensure, memory};
 
 /// Inputs that lie ready on the device, so that each replay can have others than the one before.
 const INPUTS: usize = 16;
@@ -91,40 +92,102 @@ fn copy(ctx: &Ctx, to: Addr, from: Addr) -> Outcome {
     unsafe { ctx.device.copy(to, from, COUNT * 2, &ctx.stream) }.said("copy")
 }
 
+/// Graphs that were captured on one generation of scratch after another, and what they replay with.
+struct Growing {
+    handle: Staged,
+    graphs: Vec<Captured>,
+    replays: Replays,
+    growths: usize,
+}
+
+impl Growing {
+    /// Each growth wants this much more.
+    const STEP: usize = 3 << 20;
+
+    fn new(ctx: &mut Ctx, policy: &str, growth: f64) -> Result<Self, String> {
+        let mut config = ScratchConfig::with_policy(policy);
+        config.growth = Some(growth);
+        Ok(Self {
+            handle: handle_of(ctx, &config)?,
+            graphs: Vec::new(),
+            replays: Replays::new(ctx)?,
+            growths: 0,
+        })
+    }
+
+    fn grow(&mut self, ctx: &Ctx) -> Outcome {
+        self.growths += 1;
+        let elements = self.growths * Self::STEP / size_of::<bf16>();
+        eager(ctx, &mut self.handle, elements, self.growths)
+    }
+
+    /// So many graphs, each on a generation of its own; then growths, with so many replays of every
+    /// graph before each.
+    fn run(&mut self, ctx: &mut Ctx, captures: usize, growths: usize, each: usize) -> Outcome {
+        for _ in 0..captures {
+            self.grow(ctx)?;
+            self.graphs.push(captured(ctx, &mut self.handle, COUNT)?);
+        }
+        for _ in 0..growths {
+            for _ in 0..each {
+                for graph in &mut self.graphs {
+                    self.replays.replay(ctx, graph)?;
+                }
+            }
+            self.grow(ctx)?;
+        }
+        self.replays.compare(ctx)?;
+        let stats = self.handle.stats();
+        // A single rank stages nothing.
+        let grown = captures + growths;
+        ensure(ctx.ranks == 1 || stats.growths >= grown as u64, || {
+            format!("{stats:?}")
+        })?;
+        ensure(self.replays.made == captures * growths * each, || {
+            format!("{} replays", self.replays.made)
+        })
+    }
+}
+
 pub(crate) fn replays(ctx: &mut Ctx) -> Outcome {
     let (captures, growths, each) = if long() { (8, 20, 500) } else { (4, 4, 50) };
-    let mut config = ScratchConfig::with_policy("replace");
-    config.growth = Some(1.01);
-    let mut handle = handle_of(ctx, &config)?;
-    let mut replays = Replays::new(ctx)?;
-    let mut graphs = Vec::new();
-    // Every graph on another generation of the slot, then growths in between.
-    let elements = |round: usize| (round + 1) * (3 << 19);
-    for round in 0..captures {
-        eager(ctx, &mut handle, elements(round), round)?;
-        graphs.push(captured(ctx, &mut handle, COUNT)?);
-    }
-    for round in captures..captures + growths {
-        for _ in 0..each {
-            for graph in &mut graphs {
-                replays.replay(ctx, graph)?;
-            }
-        }
-        eager(ctx, &mut handle, elements(round), round)?;
-    }
-    replays.compare(ctx)?;
-    let stats = handle.stats();
-    // A single rank stages nothing.
-    let grown = captures + growths;
-    ensure(ctx.ranks == 1 || stats.growths >= grown as u64, || {
-        format!("{stats:?}")
-    })?;
-    ensure(replays.made == captures * growths * each, || {
-        format!("{} replays", replays.made)
-    })?;
-    drop(graphs);
-    let _ = handle.close().said("close")?;
+    let mut growing = Growing::new(ctx, "replace", 1.01)?;
+    growing.run(ctx, captures, growths, each)?;
+    drop(growing.graphs);
+    let _ = growing.handle.close().said("close")?;
     Ok(())
+}
+
+/// Eight graphs of an arena, each on an older generation of the same bytes than the next, and twenty
+/// growths while they replay.
+pub(crate) fn arena(ctx: &mut Ctx) -> Outcome {
+    const GRAPHS: usize = 8;
+    const GROWTHS: usize = 20;
+    let replays = if long() { 10_000 } else { 1_000 };
+    let replays = memory::number("COLLECTIVES_GPU_REPLAYS", replays);
+    let mut growing = Growing::new(ctx, "arena", 1.0)?;
+    growing.run(ctx, GRAPHS, GROWTHS, replays.div_ceil(GROWTHS))?;
+    let stats = growing.handle.stats();
+    let device = ctx.cuda.mapped_bytes();
+    let expected = ((GRAPHS + GROWTHS) * Growing::STEP).next_multiple_of(2 << 20);
+    ensure(
+        device == expected && stats.mapped_bytes() == expected,
+        || format!("{device} bytes are mapped, not {expected}: {stats:?}"),
+    )?;
+    // Every graph keeps the addresses it was captured with.
+    let claimed = stats.slots.iter().filter(|slot| slot.claimed).count();
+    ensure(claimed == GRAPHS, || {
+        format!("{claimed} generations are claimed")
+    })?;
+    if ctx.rank == 0 {
+        let (made, addresses) = (growing.replays.made, stats.address_bytes());
+        println!(
+            "SWEEP {made} replays of {GRAPHS} graphs across {GROWTHS} growths, none wrong; {device} \
+             bytes mapped at {addresses} bytes of addresses"
+        );
+    }
+    drop(growing.graphs);
+    memory::finish(ctx, growing.handle)
 }
 
 /// Bytes of host memory that this process occupies.

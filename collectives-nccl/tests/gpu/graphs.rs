@@ -15,7 +15,7 @@ use crate::values::{inputs, same, sums};
 use crate::{Outcome, Said, ensure};
 
 /// Waits until something holds, for destructors run on a thread of the driver.
-fn eventually(what: &str, holds: impl Fn() -> bool) -> Outcome {
+pub(crate) fn eventually(what: &str, holds: impl Fn() -> bool) -> Outcome {
     let begun = Instant::now();
     while !holds() {
         if begun.elapsed() > Duration::from_secs(20) {

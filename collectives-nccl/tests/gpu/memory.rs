@@ -1,7 +1,12 @@
-//! What the device really loses: by policy, over many growths, over many cycles, and what growing
-//! costs.
+//! What the device really loses: to each policy, to windows and graphs by themselves, and over many
+//! cycles.
 //!
-//! `COLLECTIVES_GPU_REPLAYS` and `COLLECTIVES_GPU_CYCLES` change how often things are done.
+//! What is free is the driver's word, and counts everything that the process, the library and the
+//! driver itself keep. So each case first rehearses what it does, which makes what is made once and
+//! kept; reads between barriers, while no rank does anything; and reads only after destructors of
+//! graphs, which run on another thread and late, have given the graphs' tensors back.
+//!
+//! `COLLECTIVES_GPU_CYCLES` changes how often things are done.
 
 use std::env;
 use std::thread;
@@ -10,47 +15,63 @@ use std::time::{Duration, Instant};
 use collectives_alloc::config::ScratchConfig;
 use collectives_core::error::ErrorKind;
 use collectives_core::scratch::Request;
+use collectives_nccl::communicator::NcclCommunicator;
 
+use crate::graphs::eventually;
 use crate::rank::{Case, Ctx};
-use crate::scratch::{Staged, captured, eager, handle, handle_of};
-use crate::{Outcome, Said, ensure};
+use crate::scratch::{Captured, Staged, captured, eager, handle, handle_of};
+use crate::{Outcome, Said, endurance, ensure};
 
 /// Cases that take longer than others, each in a world of its own.
 pub(crate) const CASES: &[Case] = &[
     ("the_seed_trace_takes_what_theory_says", seed),
-    ("graphs_of_an_arena_replay_across_twenty_growths", growths),
+    ("windows_and_graphs_take_little_by_themselves", apart),
+    (
+        "graphs_of_an_arena_replay_across_twenty_growths",
+        endurance::arena,
+    ),
     ("memory_is_flat_over_a_thousand_cycles", cycles),
-    ("growing_costs_by_policy_and_size", costs),
     ("an_arena_stays_within_its_addresses", addresses),
 ];
 
 const MIB: usize = 1 << 20;
 /// Elements of bf16 in a token.
 const HIDDEN: usize = 5120;
+/// Batches that the seed trace captures, and its prompts, in tokens before they are padded.
+const DECODES: [usize; 5] = [1, 8, 64, 128, 256];
+const PROMPTS: [usize; 16] = [
+    37, 64, 101, 150, 192, 230, 300, 350, 410, 480, 505, 570, 640, 655, 700, 768,
+];
 /// How long destructors of graphs may take, which run on a thread of the driver.
 const DESTRUCTORS: Duration = Duration::from_secs(20);
 
-fn number(name: &str, default: usize) -> usize {
+/// A number of times that the environment may change.
+pub(crate) fn number(name: &str, default: usize) -> usize {
     let given = env::var(name).ok().and_then(|value| value.parse().ok());
     given.unwrap_or(default)
 }
 
-/// Free bytes of the GPU while no rank does anything.
-fn free_bytes(ctx: &mut Ctx, round: &str) -> Result<usize, String> {
+/// Elements of one all-reduce of the seed trace.
+fn elements(tokens: usize) -> usize {
+    tokens.next_multiple_of(64) * HIDDEN
+}
+
+/// Bytes of the GPU that are free while no rank does anything.
+fn free_bytes(ctx: &Ctx, round: &str) -> Result<usize, String> {
     ctx.sync()?;
-    ctx.device.collect();
     ctx.meet(&format!("{round}, before"))?;
     let (free, _) = ctx.cuda.memory_info().said("memory_info")?;
     ctx.meet(&format!("{round}, after"))?;
     Ok(free)
 }
 
-/// A first window and a first operation, for which the library keeps memory of its own.
-fn warm_up(ctx: &mut Ctx, handle: &mut Staged) -> Outcome {
-    drop(handle.symmetric_buffer::<u8>(1).said("symmetric_buffer")?);
-    let _ = handle.trim().said("trim")?;
-    handle.barrier(&ctx.stream).said("barrier")?;
-    ctx.sync()
+/// Waits until this rank has no more ordinary memory than this and nothing waits to be freed.
+fn settle(ctx: &Ctx, ordinary: usize) -> Outcome {
+    ctx.sync()?;
+    eventually("the end of all tensors", || {
+        ctx.device.collect();
+        ctx.cuda.ordinary_bytes() <= ordinary && ctx.cuda.pending_count() == 0
+    })
 }
 
 /// Trims until no rank's graph holds anything.
@@ -69,103 +90,146 @@ fn trim_all(handle: &mut Staged) -> Outcome {
     }
 }
 
+/// Ends a handle whose graphs are gone, and waits for its communicator's end.
+pub(crate) fn finish(ctx: &Ctx, mut handle: Staged) -> Outcome {
+    trim_all(&mut handle)?;
+    let live = NcclCommunicator::live_count();
+    let _ = handle.close().said("close")?;
+    eventually("the end of the communicator", || {
+        NcclCommunicator::live_count() < live
+    })?;
+    ctx.device.collect();
+    Ok(())
+}
+
+/// Graphs of the seed trace's batches, each used once eagerly before.
+fn decodes(ctx: &mut Ctx, handle: &mut Staged) -> Result<Vec<Captured>, String> {
+    DECODES
+        .into_iter()
+        .map(|tokens| {
+            eager(ctx, handle, elements(tokens), tokens)?;
+            captured(ctx, handle, elements(tokens))
+        })
+        .collect()
+}
+
+/// The largest prompt and all batches once, which then give everything back.
+fn rehearse(ctx: &mut Ctx, handle: &mut Staged) -> Outcome {
+    let ordinary = ctx.cuda.ordinary_bytes();
+    eager(ctx, handle, elements(768), 1)?;
+    let mut graphs = decodes(ctx, handle)?;
+    for graph in &mut graphs {
+        graph.replay(ctx, 2)?;
+    }
+    drop(graphs);
+    trim_all(handle)?;
+    settle(ctx, ordinary)
+}
+
 fn seed(ctx: &mut Ctx) -> Outcome {
     for (policy, mebibytes) in [("arena", 8), ("geometric-class", 16), ("exact", 60)] {
         let mut handle = handle(ctx, policy)?;
-        warm_up(ctx, &mut handle)?;
+        let ordinary = ctx.cuda.ordinary_bytes();
+        rehearse(ctx, &mut handle)?;
         let before = free_bytes(ctx, &format!("{policy}, empty"))?;
-        let mut graphs = Vec::new();
-        for tokens in [1, 8, 64, 128, 256_usize] {
-            let count = tokens.next_multiple_of(64) * HIDDEN;
-            eager(ctx, &mut handle, count, tokens)?;
-            graphs.push(captured(ctx, &mut handle, count)?);
-        }
-        let prompts = [
-            37, 64, 101, 150, 192, 230, 300, 350, 410, 480, 505, 570, 640, 655, 700, 768_usize,
-        ];
-        for (round, tokens) in prompts.into_iter().enumerate() {
-            let count = tokens.next_multiple_of(64) * HIDDEN;
-            eager(ctx, &mut handle, count, round)?;
+        let lost = |ctx: &Ctx, when: &str| -> Result<usize, String> {
+            let free = free_bytes(ctx, &format!("{policy}, {when}"))?;
+            Ok(before.saturating_sub(free) / ctx.ranks)
+        };
+        let mut graphs = decodes(ctx, &mut handle)?;
+        for (round, tokens) in PROMPTS.into_iter().enumerate() {
+            eager(ctx, &mut handle, elements(tokens), round)?;
             graphs[round % 5].replay(ctx, round)?;
         }
         for graph in &mut graphs {
             graph.replay(ctx, 77)?;
         }
-        let mapped = handle.stats().mapped_bytes();
+        let stats = handle.stats();
+        let (mapped, windows) = (stats.mapped_bytes(), stats.slots.len());
         ensure(mapped == mebibytes * MIB, || {
             format!("{policy} says that it maps {mapped} bytes")
         })?;
+        let tensors = ctx.cuda.ordinary_bytes() - ordinary;
+        let with_graphs = lost(ctx, "with graphs")?;
         // Tensors and graphs go; scratch stays until the trim.
         drop(graphs);
-        let after = free_bytes(ctx, &format!("{policy}, full"))?;
-        let lost = before.saturating_sub(after) / ctx.ranks;
-        if ctx.rank == 0 {
-            println!("SWEEP {policy}: the device lost {lost} bytes a rank");
-        }
-        // Tables of the library and the driver may take a granule a window.
-        let slack = 2 * MIB * handle.stats().slots.len();
-        ensure(lost.abs_diff(mapped) <= slack, || {
-            format!("{policy} maps {mapped} bytes a rank, and the device lost {lost}")
-        })?;
+        settle(ctx, ordinary)?;
+        let with_scratch = lost(ctx, "with scratch")?;
         trim_all(&mut handle)?;
-        let _ = handle.close().said("close")?;
+        settle(ctx, ordinary)?;
+        let without = lost(ctx, "without")?;
+        if ctx.rank == 0 {
+            println!(
+                "SWEEP {policy}: {mapped} bytes in {windows} windows and {tensors} of tensors; the \
+                 device lost {with_graphs} a rank with graphs, {with_scratch} without them, \
+                 {without} after a trim"
+            );
+        }
+        // What library and driver keep for a window may be as much as a granule.
+        ensure(with_scratch.abs_diff(mapped) <= 2 * MIB * windows, || {
+            format!("{policy} maps {mapped} bytes a rank, and the device lost {with_scratch}")
+        })?;
+        finish(ctx, handle)?;
     }
     Ok(())
 }
 
-fn growths(ctx: &mut Ctx) -> Outcome {
-    let replays = number("COLLECTIVES_GPU_REPLAYS", 10_000);
-    let each = replays.div_ceil(20 * 8);
-    let mut config = ScratchConfig::with_policy("arena");
-    config.growth = Some(1.0);
-    let mut handle = handle_of(ctx, &config)?;
+/// Windows without graphs, and graphs without windows of their own: what each adds by itself.
+fn apart(ctx: &mut Ctx) -> Outcome {
+    const WINDOWS: usize = 12;
+    const GRAPHS: usize = 32;
+    let mut handle = handle(ctx, "geometric")?;
+    rehearse(ctx, &mut handle)?;
+    let _ = handle.reserve(&[Request::new(2 * MIB)]).said("reserve")?;
+    let ordinary = ctx.cuda.ordinary_bytes();
+    let empty = free_bytes(ctx, "empty")?;
+    let windows: Vec<_> = (0..WINDOWS)
+        .map(|_| handle.symmetric_buffer::<u8>(2 * MIB))
+        .collect::<Result<_, _>>()
+        .said("symmetric_buffer")?;
+    let full = free_bytes(ctx, "windows")?;
+    let lost = empty.saturating_sub(full) / ctx.ranks;
+    drop(windows);
+    let _ = handle.trim().said("trim")?;
+    let _ = handle.reserve(&[Request::new(2 * MIB)]).said("reserve")?;
+    settle(ctx, ordinary)?;
+    let empty = free_bytes(ctx, "no windows")?;
     let mut graphs = Vec::new();
-    let mut made = 0;
-    for growth in 1..=20 {
-        handle
-            .reserve(&[Request::new(2 * growth * MIB)])
-            .said("reserve")?;
-        let stats = handle.stats();
-        ensure(stats.mapped_bytes() == 2 * growth * MIB, || {
-            format!("{} bytes after growth {growth}", stats.mapped_bytes())
-        })?;
-        if growth % 5 < 2 {
-            graphs.push(captured(ctx, &mut handle, 1000 * growth)?);
-        }
-        for round in 0..each {
-            for (index, graph) in graphs.iter_mut().enumerate() {
-                graph.replay(ctx, round + index)?;
-                made += 1;
-            }
-        }
-        eager(ctx, &mut handle, growth * MIB, growth)?;
+    for round in 0..GRAPHS {
+        let mut graph = captured(ctx, &mut handle, 1000)?;
+        graph.replay(ctx, round)?;
+        graphs.push(graph);
     }
-    ensure(graphs.len() == 8, || format!("{} graphs", graphs.len()))?;
-    while made < replays {
-        let index = made % 8;
-        graphs[index].replay(ctx, made)?;
-        made += 1;
-    }
-    let stats = handle.stats();
-    let device = ctx.cuda.mapped_bytes();
-    ensure(device == 40 * MIB, || format!("{device} bytes are mapped"))?;
-    if ctx.rank == 0 {
-        let addresses = stats.address_bytes();
-        println!("SWEEP {made} replays, {device} bytes mapped at {addresses} bytes of addresses");
-    }
+    let with_graphs = free_bytes(ctx, "graphs")?;
+    let of_graphs = empty.saturating_sub(with_graphs) / ctx.ranks;
     drop(graphs);
-    trim_all(&mut handle)?;
-    let _ = handle.close().said("close")?;
-    Ok(())
+    settle(ctx, ordinary)?;
+    let left = empty.saturating_sub(free_bytes(ctx, "no graphs")?) / ctx.ranks;
+    if ctx.rank == 0 {
+        println!(
+            "SWEEP {WINDOWS} windows of 2 MiB: the device lost {lost} a rank; {GRAPHS} graphs with \
+             small tensors: {of_graphs}, and {left} when they were gone"
+        );
+    }
+    ensure(
+        lost.abs_diff(WINDOWS * 2 * MIB) <= WINDOWS * 2 * MIB,
+        || format!("{WINDOWS} windows took {lost} bytes"),
+    )?;
+    ensure(left <= 2 * MIB, || {
+        format!("{GRAPHS} graphs left {left} bytes")
+    })?;
+    finish(ctx, handle)
 }
 
 fn cycles(ctx: &mut Ctx) -> Outcome {
     let cycles = number("COLLECTIVES_GPU_CYCLES", 1_000);
     let mut handle = handle(ctx, "arena")?;
-    warm_up(ctx, &mut handle)?;
+    let ordinary = ctx.cuda.ordinary_bytes();
+    rehearse(ctx, &mut handle)?;
     let mut first = 0;
     for cycle in 0..cycles {
         if cycle == cycles.min(20) / 2 {
+            settle(ctx, ordinary)?;
             first = free_bytes(ctx, "cycles, first")?;
         }
         handle.reserve(&[Request::new(MIB)]).said("reserve")?;
@@ -175,6 +239,7 @@ fn cycles(ctx: &mut Ctx) -> Outcome {
         drop(graph);
         trim_all(&mut handle)?;
     }
+    settle(ctx, ordinary)?;
     let last = free_bytes(ctx, "cycles, last")?;
     let lost = first.saturating_sub(last);
     if ctx.rank == 0 {
@@ -183,33 +248,7 @@ fn cycles(ctx: &mut Ctx) -> Outcome {
     ensure(lost <= 2 * MIB * ctx.ranks, || {
         format!("the device lost {lost} bytes over {cycles} cycles")
     })?;
-    let _ = handle.close().said("close")?;
-    Ok(())
-}
-
-/// Prints what a growth takes; asserts nothing about time.
-fn costs(ctx: &mut Ctx) -> Outcome {
-    for policy in ["geometric", "replace", "arena"] {
-        let mut handle = handle(ctx, policy)?;
-        warm_up(ctx, &mut handle)?;
-        handle.reserve(&[Request::new(MIB)]).said("reserve")?;
-        for power in 2..=9 {
-            let bytes = MIB << power;
-            ctx.meet(&format!("{policy} {bytes}"))?;
-            let begun = Instant::now();
-            handle.reserve(&[Request::new(bytes)]).said("reserve")?;
-            let took = begun.elapsed();
-            if ctx.rank == 0 {
-                println!(
-                    "SWEEP growth of {policy} to {} MiB: {took:.2?}",
-                    bytes / MIB
-                );
-            }
-        }
-        trim_all(&mut handle)?;
-        let _ = handle.close().said("close")?;
-    }
-    Ok(())
+    finish(ctx, handle)
 }
 
 /// Graphs keep every generation until their addresses would exceed half of what the library reserves.
@@ -259,7 +298,5 @@ fn addresses(ctx: &mut Ctx) -> Outcome {
         graph.replay(ctx, round)?;
     }
     drop(graphs);
-    trim_all(&mut handle)?;
-    let _ = handle.close().said("close")?;
-    Ok(())
+    finish(ctx, handle)
 }

@@ -59,6 +59,11 @@ pub(crate) trait Gauge: fmt::Debug {
         None
     }
 
+    /// Bytes of ordinary memory that this rank has and has not given back.
+    fn ordinary_bytes(&self) -> usize {
+        0
+    }
+
     /// Ranks that share the device.
     fn sharers(&self) -> usize {
         1

@@ -41,6 +41,10 @@ impl Gauge for Gpu {
         self.device.memory_info().ok().map(|(free, _)| free)
     }
 
+    fn ordinary_bytes(&self) -> usize {
+        self.device.ordinary_bytes()
+    }
+
     fn sharers(&self) -> usize {
         self.sharers
     }
