@@ -27,11 +27,14 @@ pub enum Capability {
     CountsMemory,
     /// The terrain `hostile` delays the destructors of graphs.
     DelaysDestructors,
+    /// [`Probe`](crate::harness::Probe) gives ranges of more than four gibibytes, and operations on them
+    /// take seconds and not minutes.
+    LongRanges,
 }
 
 impl Capability {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Platform,
         Self::Symmetric,
         Self::Aliasing,
@@ -42,6 +45,7 @@ impl Capability {
         Self::Abort,
         Self::CountsMemory,
         Self::DelaysDestructors,
+        Self::LongRanges,
     ];
 
     /// The name used in `COLLECTIVES_REQUIRE` and in reports.
@@ -58,6 +62,7 @@ impl Capability {
             Self::Abort => "abort",
             Self::CountsMemory => "counts-memory",
             Self::DelaysDestructors => "delays-destructors",
+            Self::LongRanges => "long-ranges",
         }
     }
 

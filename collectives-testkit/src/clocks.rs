@@ -13,7 +13,9 @@ use collectives_core::rank::{CaptureId, StreamId};
 /// A use of bytes of symmetric memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Use {
-    /// The first byte's address.
+    /// Which memory; what is mapped at several addresses is one memory.
+    pub memory: u64,
+    /// Where in it the bytes begin.
     pub start: usize,
     /// Bytes.
     pub bytes: usize,
@@ -24,12 +26,14 @@ pub struct Use {
 impl Use {
     fn conflicts(&self, other: &Self) -> bool {
         (self.writes || other.writes)
+            && self.memory == other.memory
             && self.start < other.start.saturating_add(other.bytes)
             && other.start < self.start.saturating_add(self.bytes)
     }
 
     fn covers(&self, other: &Self) -> bool {
         self.writes
+            && self.memory == other.memory
             && self.start <= other.start
             && self.start + self.bytes >= other.start + other.bytes
     }
@@ -188,6 +192,7 @@ mod tests {
     use super::*;
 
     const WRITE: Use = Use {
+        memory: 1,
         start: 4096,
         bytes: 64,
         writes: true,

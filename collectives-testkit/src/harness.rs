@@ -9,6 +9,7 @@ use collectives_core::bootstrap::Bootstrap;
 use collectives_core::communicator::Communicator;
 use collectives_core::env::World;
 use collectives_core::error::Result;
+use collectives_core::memory::Memory;
 
 use crate::capability::{Capability, Support};
 
@@ -145,6 +146,13 @@ pub trait Probe: fmt::Debug + Send {
 
     /// Bytes of ordinary memory in use.
     fn ordinary_bytes(&self) -> Option<usize> {
+        None
+    }
+
+    /// A range of this many bytes, a multiple of four mebibytes, that operations may use as ordinary
+    /// memory. Its last four mebibytes are their own. The others may be few pages mapped again and
+    /// again, so that a long range takes no more memory than a short one; or all of it is real.
+    fn long_range(&self, _bytes: usize) -> Option<Memory> {
         None
     }
 

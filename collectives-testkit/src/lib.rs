@@ -24,6 +24,7 @@
 
 pub mod capability;
 pub mod case;
+mod claims;
 pub mod clocks;
 pub mod decorators;
 pub mod harness;
@@ -36,7 +37,6 @@ pub mod report;
 pub mod rig;
 pub mod runner;
 pub mod suites;
-mod unclaimed;
 pub mod values;
 pub mod watchdog;
 pub mod witness;

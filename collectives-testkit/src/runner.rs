@@ -7,11 +7,11 @@ use libtest_mimic::{Arguments, Trial};
 
 use crate::capability::{Capability, Support};
 use crate::case::{Case, Outcome, ranks_from_env};
+use crate::claims;
 use crate::harness::Harness;
 use crate::planted::Planted;
 use crate::report::{Entry, Report, Verdict};
 use crate::suites;
-use crate::unclaimed;
 use crate::world::{Limits, Worlds};
 
 /// What `COLLECTIVES_REQUIRE` asks for.
@@ -76,10 +76,10 @@ pub fn missing(harness: &dyn Harness, case: &Case) -> Option<(Capability, String
     lacking(harness, case).next()
 }
 
-/// The case that a capability which is not claimed is not there, where that can be seen.
+/// The case that a capability is there or not, as the harness says, where that can be seen.
 #[must_use]
-pub fn unclaimed(capability: Capability) -> Option<&'static Case> {
-    unclaimed::case(capability)
+pub fn claim(capability: Capability) -> Option<&'static Case> {
+    claims::case(capability)
 }
 
 /// Runs this process's part of a case and ends the process, where it is a rank of a world of processes;
@@ -146,14 +146,8 @@ fn trials(
     let mut trials: Vec<_> = suites::cases()
         .map(|(suite, case)| trial(&worlds, required, report, suite, case))
         .collect();
-    for capability in Capability::ALL {
-        if capability != Capability::Platform
-            && let Support::No(_) = harness.supports(capability)
-            && let Some(case) = unclaimed::case(capability)
-        {
-            trials.push(trial(&worlds, required, report, "unclaimed", case));
-        }
-    }
+    let claims = Capability::ALL.into_iter().filter_map(claims::case);
+    trials.extend(claims.map(|case| trial(&worlds, required, report, "claims", case)));
     trials
 }
 

@@ -1,7 +1,9 @@
 //! Who is doing what, and what happens to a rank that does it for too long.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -9,13 +11,55 @@ use collectives_core::communicator::AbortHandle;
 
 /// What one rank did last, and how to abort it.
 #[derive(Debug, Default)]
-pub struct Progress(Mutex<State>);
+pub struct Progress(Mutex<State>, OnceLock<Notes>);
 
-#[derive(Debug, Default)]
+/// Where a rank that is a process writes what it does, so that it is known when the rank is gone.
+#[derive(Debug)]
+pub(crate) struct Notes {
+    pub(crate) file: File,
+    pub(crate) rank: u64,
+}
+
+impl Notes {
+    /// Bytes of one rank's note.
+    const LENGTH: usize = 64;
+
+    fn write(&self, text: &str) {
+        let mut note = [b' '; Self::LENGTH];
+        let length = text.len().min(Self::LENGTH);
+        note[..length].copy_from_slice(&text.as_bytes()[..length]);
+        // What cannot be noted is not known, and that is all.
+        let _lost = self
+            .file
+            .write_all_at(&note, self.rank * Self::LENGTH as u64);
+    }
+
+    /// What the rank wrote last.
+    pub(crate) fn read(&self) -> Option<String> {
+        let mut note = [0; Self::LENGTH];
+        let read = self
+            .file
+            .read_exact_at(&mut note, self.rank * Self::LENGTH as u64);
+        read.ok()?;
+        Some(String::from_utf8_lossy(&note).trim_end().to_owned())
+    }
+}
+
+#[derive(Debug)]
 struct State {
     last: &'static str,
     number: u64,
     handles: Vec<AbortHandle>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            last: "nothing yet",
+            number: 0,
+            handles: Vec::new(),
+        }
+    }
 }
 
 impl Progress {
@@ -23,16 +67,32 @@ impl Progress {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Writes every note to a file too, from now on.
+    pub(crate) fn write_to(&self, notes: Notes) {
+        let _twice = self.1.set(notes);
+        self.write();
+    }
+
+    fn write(&self) {
+        if let Some(notes) = self.1.get() {
+            notes.write(&self.last());
+        }
+    }
+
     pub(crate) fn begin(&self) {
         let mut state = self.lock();
         (state.last, state.number) = ("nothing yet", 0);
         state.handles.clear();
+        drop(state);
+        self.write();
     }
 
     pub(crate) fn note(&self, operation: &'static str) {
         let mut state = self.lock();
         state.last = operation;
         state.number += 1;
+        drop(state);
+        self.write();
     }
 
     pub(crate) fn watch(&self, handle: AbortHandle) {
@@ -71,7 +131,11 @@ impl Watchdog {
         let progress = Arc::clone(progress);
         let watch = move || {
             if end.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-                let cause = format!("the watchdog ended {} after {limit:?}", progress.last());
+                let cause = format!(
+                    "the watchdog ended the case after {limit:?}, which COLLECTIVES_CASE_SECONDS can \
+                     raise; last: {}",
+                    progress.last()
+                );
                 progress.abort(&cause);
             }
         };

@@ -1,7 +1,7 @@
 //! Sees everything a rank asks of its backend: operands, calls, windows, and the order of streams.
 
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use collectives_core::device::Device;
 use collectives_core::error::Result;
 use collectives_core::layered::{Layer, symmetric_of};
 use collectives_core::memory::Memory;
-use collectives_core::rank::CaptureId;
+use collectives_core::rank::{CaptureId, CommId};
 use collectives_core::stream::{Fence, FenceHandle, StreamRef};
 
 use crate::clocks::{Clocks, Step, Use};
@@ -44,13 +44,24 @@ pub enum WindowEvent {
     Retired(WindowId),
 }
 
+/// Addresses of symmetric memory.
+#[derive(Clone, Copy, Debug)]
+struct Mapped {
+    start: usize,
+    bytes: usize,
+    /// Generations of an arena are one memory, and begin with the same byte.
+    memory: u64,
+}
+
 #[derive(Debug, Default)]
 struct State {
     seen: Vec<Seen>,
     windows: Vec<WindowEvent>,
     calls: BTreeMap<&'static str, u64>,
-    /// Start and length of all symmetric memory there was.
-    symmetric: Vec<(usize, usize)>,
+    /// All symmetric memory there was, oldest first.
+    symmetric: Vec<Mapped>,
+    /// The memory of every window.
+    memories: HashMap<(CommId, WindowId), u64>,
     clocks: Clocks,
 }
 
@@ -119,12 +130,14 @@ impl Witness {
         let mut state = self.lock();
         for &(addr, bytes, writes) in sides {
             let start = addr.value();
-            let inside = |&(first, length): &(usize, usize)| {
-                bytes > 0 && start >= first && start < first + length
+            let inside = |mapped: &&Mapped| {
+                bytes > 0 && start >= mapped.start && start < mapped.start + mapped.bytes
             };
-            if state.symmetric.iter().any(inside) {
+            // Addresses are used again, and the latest use counts.
+            if let Some(mapped) = state.symmetric.iter().rev().find(inside) {
                 let what = Use {
-                    start,
+                    memory: mapped.memory,
+                    start: start - mapped.start,
                     bytes,
                     writes,
                 };
@@ -185,8 +198,16 @@ impl Layer for WitnessLayer {
         self.0.progress.note("allocate symmetric memory");
         self.0.count("allocate_symmetric");
         let memory = symmetric_of(inner)?.allocate(bytes, extend)?;
-        let range = (memory.addr().value(), memory.bytes());
-        self.0.lock().symmetric.push(range);
+        let comm = inner.info().id;
+        let mut state = self.0.lock();
+        let extended = extend.and_then(|window| state.memories.get(&(comm, window)));
+        let fresh = state.symmetric.len() as u64;
+        let mapped = Mapped {
+            start: memory.addr().value(),
+            bytes: memory.bytes(),
+            memory: extended.copied().unwrap_or(fresh),
+        };
+        state.symmetric.push(mapped);
         Ok(memory)
     }
 
@@ -195,7 +216,14 @@ impl Layer for WitnessLayer {
         self.0.count("register");
         let window = symmetric_of(inner)?.register(memory)?;
         let event = WindowEvent::Registered(window, memory.bytes());
-        self.0.lock().windows.push(event);
+        let comm = inner.info().id;
+        let mut state = self.0.lock();
+        state.windows.push(event);
+        let start = memory.addr().value();
+        let same = |mapped: &&Mapped| mapped.start == start;
+        if let Some(mapped) = state.symmetric.iter().rev().find(same).copied() {
+            state.memories.insert((comm, window), mapped.memory);
+        }
         Ok(window)
     }
 

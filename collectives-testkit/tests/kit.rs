@@ -168,9 +168,9 @@ fn a_backend_that_cannot_start_fails_its_cases_with_the_reason() {
 #[test]
 fn a_capability_that_is_there_and_not_claimed_fails_its_case() {
     let worlds = Worlds::new(Arc::new(Lying), PATIENT);
-    let case = collectives_testkit::runner::unclaimed(Capability::Graphs).unwrap();
+    let case = collectives_testkit::runner::claim(Capability::Graphs).unwrap();
     let Failure(text) = worlds.run(case, None).unwrap_err();
-    assert!(text.contains("the device offers graphs"), "{text}");
+    assert!(text.contains("lacks `graphs`: `Device::graphs`"), "{text}");
     let skipped = suites::cases().filter(|(_, case)| missing(&Lying, case).is_some());
     assert!(skipped.count() > 20);
 }
@@ -179,6 +179,14 @@ fn a_capability_that_is_there_and_not_claimed_fails_its_case() {
 fn a_capability_that_is_claimed_and_not_there_fails_its_cases_and_others_go_on() {
     let worlds = Worlds::new(Arc::new(Boasting), PATIENT);
     let named = |id| suites::cases().find(|(_, case)| case.id == id).unwrap().1;
+    for capability in [Capability::Symmetric, Capability::Aliasing] {
+        let case = collectives_testkit::runner::claim(capability).unwrap();
+        let Failure(text) = worlds.run(case, None).unwrap_err();
+        let named = format!("the harness claims `{capability}`");
+        assert!(text.contains(&named), "{text}");
+    }
+    let counts = collectives_testkit::runner::claim(Capability::CountsMemory);
+    worlds.run(counts.unwrap(), None).unwrap();
     let Failure(text) = worlds.run(named("I11"), None).unwrap_err();
     assert!(
         text.contains("rank 0") && text.contains("symmetric"),

@@ -7,12 +7,13 @@ use collectives_alloc::policy::{Ask, Decision, Policy, SlotView, best_fit};
 use collectives_alloc::pool::Pool;
 use collectives_alloc::replace::Replace;
 use collectives_alloc::reserved::Reserved;
-use collectives_core::error::{Error, ErrorKind, Refusal};
+use collectives_core::error::{Error, ErrorKind, Field, Refusal};
 use collectives_core::path::Reason;
+use collectives_core::rank::Rank;
 use collectives_core::scratch::{Request, ScratchAllocator};
 
 use crate::mock::{MockComm, alone, world};
-use crate::{MIB, acquire, geometric, options, replace, touch};
+use crate::{MIB, acquire, geometric, kind, options, replace, touch};
 
 fn policies() -> Vec<(&'static str, Box<dyn Policy>)> {
     vec![
@@ -117,6 +118,11 @@ fn a_pool_is_closed_only_with_its_own_communicator() {
     touch(&mut pool, &mut comm, MIB, &stream);
     let error = pool.close(&mut other).unwrap_err();
     assert!(error.misuse().is_some(), "{error}");
+    // Not even when there is nothing that the other one would have to know.
+    assert_eq!(pool.trim(&mut comm).unwrap().slots, 1);
+    let error = pool.close(&mut other).unwrap_err();
+    assert!(error.misuse().is_some(), "{error}");
+    touch(&mut pool, &mut comm, MIB, &stream);
     let _ = pool.close(&mut comm).unwrap();
     assert!(pool.stats().slots.is_empty());
 }
@@ -199,6 +205,34 @@ fn the_digest_of_decisions_tells_sequences_apart() {
 }
 
 #[test]
+fn the_digest_of_decisions_tells_answers_to_the_same_requests_apart() {
+    let digest_where = |first_ends: bool, second_ends: bool| {
+        alone(|comm| {
+            let (mut pool, stream) = (geometric(), comm.stream());
+            let first = acquire(&mut pool, comm, MIB, &stream).unwrap();
+            let second = acquire(&mut pool, comm, MIB, &stream).unwrap();
+            let mut kept = Vec::new();
+            for (lease, ends) in [(first, first_ends), (second, second_ends)] {
+                if ends {
+                    lease.complete().unwrap();
+                } else {
+                    kept.push(lease);
+                }
+            }
+            touch(&mut pool, comm, MIB, &stream);
+            pool.stats().digest
+        })
+    };
+    // A hit on the first slot, a hit on the second, and a growth.
+    let (first, second) = (digest_where(true, false), digest_where(false, true));
+    let growth = digest_where(false, false);
+    assert_ne!(first, second);
+    assert_ne!(first, growth);
+    assert_ne!(second, growth);
+    assert_eq!(digest_where(true, true), first, "the oldest that fits");
+}
+
+#[test]
 fn an_allocation_that_failed_names_the_bytes_that_were_missing() {
     let named = world(2, |comm| {
         let (mut pool, stream) = (geometric(), comm.stream());
@@ -212,6 +246,22 @@ fn an_allocation_that_failed_names_the_bytes_that_were_missing() {
         }
     });
     assert_eq!(named, [(1, 6 * MIB), (1, 6 * MIB)]);
+}
+
+#[test]
+fn a_backend_that_says_how_much_it_missed_is_believed_on_every_rank() {
+    let kinds = world(2, |comm| {
+        let (mut pool, stream) = (geometric(), comm.stream());
+        if comm.rank() == 1 {
+            comm.leave_free(0);
+            comm.missing = Some(12_345);
+        }
+        kind(acquire(&mut pool, comm, MIB, &stream))
+    });
+    let (rank, bytes) = (Rank(1), 12_345);
+    for kind in kinds {
+        assert_eq!(kind, ErrorKind::OutOfMemory { rank, bytes });
+    }
 }
 
 #[test]
@@ -240,9 +290,12 @@ fn reserving_different_numbers_of_requests_is_found() {
         // The first one is alike, so that only the number tells them apart.
         let requests = [Request::new(MIB), Request::new(MIB)];
         let count = 1 + comm.rank();
-        let error = pool.reserve(comm, &requests[..count]).unwrap_err();
-        format!("{:?}", error.kind())
+        kind(pool.reserve(comm, &requests[..count]))
     });
     assert_eq!(kinds[0], kinds[1]);
-    assert!(kinds[0].contains("Mismatch"), "{}", kinds[0]);
+    let counts = |kind: &ErrorKind| {
+        let field = Field::Count;
+        matches!(kind, ErrorKind::Mismatch { field: found, .. } if *found == field)
+    };
+    assert!(counts(&kinds[0]), "{:?}", kinds[0]);
 }

@@ -4,9 +4,7 @@ use collectives_alloc::budget::Budget;
 use collectives_alloc::exact::Exact;
 use collectives_alloc::geometric::Geometric;
 use collectives_alloc::options::{OnMiss, Seal};
-use collectives_alloc::policy::{Ask, Decision, Policy, SlotView};
 use collectives_alloc::pool::Pool;
-use collectives_alloc::reserved::Reserved;
 use collectives_core::communicator::Communicator;
 use collectives_core::error::{ErrorKind, MissedWhen, Misuse, Refusal, Unsupported};
 use collectives_core::path::Reason;
@@ -379,87 +377,4 @@ fn a_null_window_is_a_reason_for_the_ordinary_path_and_is_not_tried_again() {
             Some(Reason::NoSymmetricMemory)
         );
     });
-}
-
-#[test]
-fn a_plan_costs_nothing_and_comes_true() {
-    world(2, |comm| {
-        let stream = comm.stream();
-        for mut pool in [
-            geometric(),
-            replace(),
-            pool(Reserved::new(9 * MIB, 2.0).unwrap(), |_| {}),
-        ] {
-            touch(&mut pool, comm, MIB, &stream);
-            let requests = [MIB, 3 * MIB, 2 * MIB, 20 * MIB].map(Request::new);
-            let _ = comm.mock.calls();
-            let planned = pool.plan(comm.info(), &requests).unwrap();
-            assert_eq!(comm.mock.calls(), []);
-            let made = pool.reserve(comm, &requests).unwrap();
-            assert_eq!(planned, made);
-            assert_eq!(made.mapped_bytes, pool.stats().mapped_bytes());
-            assert_eq!(made.capacity_bytes, pool.stats().capacity_bytes());
-            let registrations = pool.stats().registrations;
-            for request in requests {
-                touch(&mut pool, comm, request.bytes, &stream);
-            }
-            assert_eq!(pool.stats().registrations, registrations);
-            let _ = pool.close(comm).unwrap();
-        }
-    });
-}
-
-#[test]
-fn a_plan_counts_what_would_be_refused_and_reserve_refuses_it_before_it_spends() {
-    alone(|comm| {
-        let mut pool = pool(Geometric::default(), |options| options.cap = Some(MIB));
-        let requests = [MIB, 3 * MIB].map(Request::new);
-        assert_eq!(pool.plan(comm.info(), &requests).unwrap().refused, 1);
-        let why = Refusal::OverCap { cap: MIB };
-        let refused = kind(pool.reserve(comm, &requests));
-        assert_eq!(
-            refused,
-            ErrorKind::Refused {
-                bytes: 3 * MIB,
-                why
-            }
-        );
-        assert_eq!(comm.mock.calls(), []);
-    });
-}
-
-/// Answers that no policy may give.
-#[derive(Debug)]
-struct Void(Decision);
-
-impl Policy for Void {
-    fn name(&self) -> &str {
-        "void"
-    }
-    fn decide(&self, _slots: &[SlotView], _ask: &Ask) -> Decision {
-        self.0
-    }
-    fn digest(&self) -> u64 {
-        0
-    }
-    fn bound(&self, _largest: usize, _granule: usize) -> Option<usize> {
-        None
-    }
-}
-
-#[test]
-fn a_policy_that_breaks_its_contract_is_refused() {
-    let too_small = Decision::Grow {
-        capacity: 1,
-        retire: true,
-    };
-    for decision in [Decision::Hit(0), too_small, Decision::Refuse] {
-        alone(|comm| {
-            let (mut pool, stream) = (pool(Void(decision), |_| {}), comm.stream());
-            let why = Refusal::Policy;
-            let refused = kind(acquire(&mut pool, comm, 2, &stream));
-            assert_eq!(refused, ErrorKind::Refused { bytes: 2, why });
-            assert_eq!(comm.mock.calls(), []);
-        });
-    }
 }

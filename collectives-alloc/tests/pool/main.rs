@@ -8,9 +8,11 @@ mod growth;
 mod interleavings;
 mod lifecycle;
 mod mock;
+mod prices;
 mod ranks;
 mod statistics;
 mod streams;
+mod verdicts;
 
 use collectives_alloc::geometric::Geometric;
 use collectives_alloc::options::Options;

@@ -270,6 +270,10 @@ pub(crate) struct MockComm {
     pub(crate) null_windows: bool,
     /// Whether there is symmetric memory at all.
     pub(crate) symmetric: bool,
+    /// What an allocation that fails says it lacked; all of it otherwise.
+    pub(crate) missing: Option<usize>,
+    /// Bits that this rank takes to be set in the second fact of every record, which is a defect.
+    pub(crate) mishears: u64,
 }
 
 impl MockComm {
@@ -300,6 +304,8 @@ impl MockComm {
             next_window: 0,
             null_windows: false,
             symmetric: true,
+            missing: None,
+            mishears: 0,
             info,
             mock,
             bootstrap,
@@ -375,7 +381,19 @@ impl Communicator for MockComm {
     }
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
         self.mock.note(Call::Agree);
-        let all = self.meet(&mine.encode(), deadline)?;
+        let mut all = self.meet(&mine.encode(), deadline)?;
+        if let Some(after_first) = mine.facts().len().checked_sub(1)
+            && after_first > 0
+        {
+            for record in &mut all {
+                // Facts are the last words of a record.
+                let second = record.len() - 8 * after_first;
+                let heard = self.mishears.to_le_bytes();
+                for (byte, more) in record[second..].iter_mut().zip(heard) {
+                    *byte |= more;
+                }
+            }
+        }
         all.iter().map(|bytes| Record::decode(bytes)).collect()
     }
     fn window_of(&self, _: Addr, _: usize) -> Option<WindowSlice> {
@@ -410,6 +428,7 @@ impl SymmetricMemory for MockComm {
             .is_err()
         {
             let rank = self.info.rank;
+            let bytes = self.missing.unwrap_or(bytes);
             return Err(Error::new(ErrorKind::OutOfMemory { rank, bytes }));
         }
         let addr = Addr::from_ptr(std::ptr::without_provenance_mut::<u8>(self.next_addr));

@@ -123,6 +123,57 @@ fn ranks_that_reserve_different_workloads_are_told_so() {
     ));
 }
 
+#[test]
+fn ranks_at_different_places_of_their_histories_are_told_so() {
+    let kinds = world(3, |comm| {
+        let stream = comm.stream();
+        // Alike in all but what happened to them: one has met before, and made nothing then.
+        let (mut used, mut fresh) = (geometric(), geometric());
+        let _ = used.reserve(comm, &[]).unwrap();
+        let next = if comm.rank() == 1 {
+            &mut fresh
+        } else {
+            &mut used
+        };
+        kind(acquire(next, comm, MIB, &stream))
+    });
+    for kind in kinds {
+        let ErrorKind::Mismatch {
+            rank,
+            field,
+            theirs,
+            ours,
+        } = kind
+        else {
+            panic!("{kind:?}");
+        };
+        assert_eq!((rank, field), (Rank(1), Field::Order));
+        assert_eq!((theirs.as_str(), ours.as_str()), ("0", "1"));
+    }
+}
+
+#[test]
+fn votes_that_a_defective_backend_gives_ranks_differently_are_found_before_a_window_goes() {
+    let kinds = world(2, |comm| {
+        let (mut pool, stream) = (geometric(), comm.stream());
+        touch(&mut pool, comm, MIB, &stream);
+        touch(&mut pool, comm, 3 * MIB, &stream);
+        if comm.rank() == 1 {
+            comm.mishears = 0b01;
+        }
+        let _ = comm.mock.calls();
+        let failed = kind(pool.trim(comm));
+        let retired = |call: &Call| matches!(call, Call::Retire(_));
+        assert!(!comm.mock.calls().iter().any(retired));
+        failed
+    });
+    assert_eq!(kinds[0], kinds[1]);
+    let ErrorKind::Mismatch { field, .. } = kinds[0] else {
+        panic!("{:?}", kinds[0]);
+    };
+    assert_eq!(field, Field::Count);
+}
+
 // invariant 39
 #[test]
 fn a_rank_that_never_comes_is_reported_within_the_deadline_and_to_itself() {

@@ -46,6 +46,7 @@ impl Harness for Mpi {
                  compared first",
             ),
             Capability::Aliasing => Support::no("a window is one file, which the others map whole"),
+            Capability::LongRanges => Support::no("its probe gives none"),
             _ => Support::Yes,
         }
     }

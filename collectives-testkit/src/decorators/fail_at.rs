@@ -9,6 +9,7 @@ use collectives_core::communicator::Communicator;
 use collectives_core::error::{Error, ErrorKind, Result};
 use collectives_core::layered::{Layer, symmetric_of};
 use collectives_core::memory::Memory;
+use collectives_core::rank::DeviceId;
 use collectives_core::stream::StreamRef;
 
 /// Where to fail.
@@ -21,6 +22,9 @@ pub enum Point {
     Agree,
     /// At an allocation of symmetric memory.
     Allocate,
+    /// At a registration. It is collective, so the error is the backend's: it is handed memory of another
+    /// device, which it must refuse on all ranks. Only a panic is this layer's own.
+    Register,
 }
 
 /// How to fail.
@@ -66,12 +70,16 @@ impl FailAt {
         self
     }
 
-    fn meet(&mut self, point: Point, inner: &dyn Communicator, bytes: usize) -> Result<()> {
+    fn is_due(&mut self, point: Point) -> bool {
         if point != self.point {
-            return Ok(());
+            return false;
         }
         self.calls += 1;
-        if self.calls < self.k || self.calls - self.k >= self.times {
+        self.calls >= self.k && self.calls - self.k < self.times
+    }
+
+    fn meet(&mut self, point: Point, inner: &dyn Communicator, bytes: usize) -> Result<()> {
+        if !self.is_due(point) {
             return Ok(());
         }
         let rank = inner.info().rank;
@@ -112,6 +120,15 @@ impl Layer for FailAt {
     ) -> Result<Memory> {
         self.meet(Point::Allocate, inner, bytes)?;
         symmetric_of(inner)?.allocate(bytes, extend)
+    }
+
+    fn register(&mut self, inner: &mut dyn Communicator, memory: &Memory) -> Result<WindowId> {
+        if !self.is_due(Point::Register) {
+            return symmetric_of(inner)?.register(memory);
+        }
+        assert!(self.how != Fail::Panic, "planned to panic here");
+        let foreign = Memory::token(DeviceId::fresh(), || {});
+        symmetric_of(inner)?.register(&foreign)
     }
 
     fn for_child(&self) -> Self {

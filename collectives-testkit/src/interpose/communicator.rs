@@ -1,6 +1,7 @@
 //! A communicator on another view of its device, with the planted bug of its layer.
 #![deny(clippy::missing_trait_methods)]
 
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,9 +22,18 @@ use crate::planted::communicator::Bugged;
 /// The communicator inside, on the device given.
 #[derive(Debug)]
 pub(crate) struct OnDevice {
-    pub(crate) inner: Box<dyn Communicator>,
+    pub(crate) inner: ManuallyDrop<Box<dyn Communicator>>,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) bugged: Bugged,
+}
+
+impl Drop for OnDevice {
+    fn drop(&mut self) {
+        if !self.bugged.is_unheard() {
+            // SAFETY: This is the only place that drops it, and nobody uses it afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.inner) };
+        }
+    }
 }
 
 impl Communicator for OnDevice {
@@ -42,16 +52,16 @@ impl Communicator for OnDevice {
     unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
         let changed = self
             .bugged
-            .enqueue(&mut *self.inner, &*self.device, ops, stream)?;
+            .enqueue(&mut **self.inner, &*self.device, ops, stream)?;
         let ops = changed.as_deref().unwrap_or(ops);
         // SAFETY: By the caller; a planted bug names no bytes that were not named before.
         let outcome = unsafe { self.inner.enqueue(ops, stream) };
         self.bugged
-            .enqueued(&*self.inner, &*self.device, ops, stream, outcome)
+            .enqueued(&**self.inner, &*self.device, ops, stream, outcome)
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
-        self.bugged.agree(&mut *self.inner, mine, deadline)
+        self.bugged.agree(&mut **self.inner, mine, deadline)
     }
 
     fn window_of(&self, addr: Addr, bytes: usize) -> Option<WindowSlice> {
@@ -70,7 +80,7 @@ impl Communicator for OnDevice {
         let child = self.inner.split(color, key)?;
         Ok(child.map(|inner| -> Box<dyn Communicator> {
             Box::new(Self {
-                inner,
+                inner: ManuallyDrop::new(inner),
                 device: Arc::clone(&self.device),
                 bugged: self.bugged.for_child(),
             })
@@ -86,29 +96,29 @@ impl Communicator for OnDevice {
     }
 
     fn shutdown(&mut self) -> Result<Deferred> {
-        self.bugged.shutdown(&mut *self.inner)
+        self.bugged.shutdown(&mut **self.inner)
     }
 }
 
 impl SymmetricMemory for OnDevice {
     fn allocate(&mut self, bytes: usize, extend: Option<WindowId>) -> Result<Memory> {
-        self.bugged.allocate(&mut *self.inner, bytes, extend)
+        self.bugged.allocate(&mut **self.inner, bytes, extend)
     }
 
     fn register(&mut self, memory: &Memory) -> Result<WindowId> {
-        self.bugged.register(&mut *self.inner, memory)
+        self.bugged.register(&mut **self.inner, memory)
     }
 
     fn retire(&mut self, window: WindowId) -> Result<()> {
-        self.bugged.retire(&mut *self.inner, window)
+        self.bugged.retire(&mut **self.inner, window)
     }
 
     fn extensible(&mut self) -> Result<usize> {
-        self.bugged.extensible(&mut *self.inner)
+        self.bugged.extensible(&mut **self.inner)
     }
 
     fn peer_address(&mut self, window: WindowId, rank: Rank, offset: usize) -> Result<Addr> {
-        symmetric_of(&mut *self.inner)?.peer_address(window, rank, offset)
+        symmetric_of(&mut **self.inner)?.peer_address(window, rank, offset)
     }
 
     fn window_count(&mut self) -> usize {

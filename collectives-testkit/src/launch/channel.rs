@@ -46,7 +46,14 @@ impl News {
     /// The next news, or `None` where the rank ended between two of them.
     pub(crate) fn receive(from: &mut impl Read) -> io::Result<Option<Self>> {
         let mut tag = [0];
-        if from.read(&mut tag)? == 0 {
+        // A process that was stopped and goes on has its call interrupted, and nothing else.
+        let read = loop {
+            match from.read(&mut tag) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                read => break read?,
+            }
+        };
+        if read == 0 {
             return Ok(None);
         }
         let mut length = [0; 4];

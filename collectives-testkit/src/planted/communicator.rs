@@ -16,7 +16,7 @@ use collectives_core::reduce::ReduceOp;
 use collectives_core::stream::StreamRef;
 
 use crate::planted::Planted;
-use crate::planted::device::last_copy;
+use crate::planted::device::{last_copy, next_generation};
 
 /// What a planted bug does around the calls of one communicator.
 #[derive(Debug)]
@@ -53,6 +53,7 @@ impl Bugged {
     ) -> Result<Option<Vec<Collective<'a>>>> {
         let change: fn(&dyn Communicator, &mut Collective<'a>) = match self.bug {
             Some(Planted::LastElementLost) => |_, op| lose_last(op),
+            Some(Planted::BytesCut) => |_, op| cut(op),
             Some(Planted::StagedSumIsMaximum) => |_, op| {
                 if op.send.window.is_some() && op.op == Op::AllReduce(ReduceOp::Sum) {
                     op.op = Op::AllReduce(ReduceOp::Max);
@@ -201,6 +202,11 @@ impl Bugged {
         handle
     }
 
+    /// Whether the communicator is leaked when it is dropped.
+    pub(crate) fn is_unheard(&self) -> bool {
+        self.is(Planted::DroppedUnheard)
+    }
+
     pub(crate) fn shutdown(&self, inner: &mut dyn Communicator) -> Result<Deferred> {
         if self.is(Planted::ShutdownForgotten) {
             return Ok(Deferred::default());
@@ -221,6 +227,9 @@ impl Bugged {
         }
         let extend = extend.filter(|_| !self.is(Planted::ExtensionsCopy));
         let memory = symmetric_of(inner)?.allocate(bytes, extend)?;
+        if extend.is_some() {
+            next_generation();
+        }
         match self.bug {
             Some(Planted::AllocatedTwice) => self.last = Some(memory.clone()),
             Some(Planted::AllocationLeaks) => std::mem::forget(memory.clone()),
@@ -296,6 +305,21 @@ fn lose_last(op: &mut Collective<'_>) {
         op.counts = Counts::Even(count - 1);
         op.send.bytes = bytes;
         op.recv.bytes = bytes;
+    }
+}
+
+/// The bytes that fit into 32 bits, of an operation whose sides are of one size.
+fn cut(op: &mut Collective<'_>) {
+    let Counts::Even(count) = op.counts else {
+        return;
+    };
+    let size = op.dtype.size();
+    let kept = (count * size) & (u32::MAX as usize);
+    if kept != count * size {
+        op.counts = Counts::Even(kept / size);
+        for side in [&mut op.send, &mut op.recv] {
+            side.bytes = side.bytes.min(kept);
+        }
     }
 }
 

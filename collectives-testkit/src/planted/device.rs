@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +12,7 @@ use collectives_core::device::Device;
 use collectives_core::error::Result;
 use collectives_core::memory::Memory;
 use collectives_core::rank::CaptureId;
-use collectives_core::stream::{Fence, StreamRef};
+use collectives_core::stream::{Fence, FenceHandle, StreamRef};
 
 use crate::interpose::{GraphHooks, Interpose, Launch};
 use crate::planted::Planted;
@@ -25,6 +26,21 @@ pub(super) fn last_copy(bytes: usize) -> Option<Addr> {
     let (source, copied) = LAST_COPY.get()?;
     (copied == bytes).then_some(source)
 }
+
+thread_local! {
+    static GENERATION: Cell<u64> = const { Cell::new(0) };
+}
+
+/// This thread extended some memory.
+pub(super) fn next_generation() {
+    GENERATION.set(GENERATION.get() + 1);
+}
+
+/// As many fences as there are generations.
+#[derive(Debug, Default)]
+struct Generations(Mutex<HashMap<u64, Fence>>);
+
+impl FenceHandle for Generations {}
 
 /// What a planted bug does around the calls of a device.
 #[derive(Debug)]
@@ -55,6 +71,18 @@ impl BuggedDevice {
                 | Planted::ChildOwnsNothing
                 | Planted::LaunchesLeak
         )
+    }
+
+    /// The fence to use in its place.
+    fn fence(&self, inner: &dyn Device, fence: &Fence) -> Result<Fence> {
+        let Some(generations) = fence.downcast::<Generations>() else {
+            return Ok(fence.clone());
+        };
+        let mut fences = generations.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(match fences.entry(GENERATION.get()) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(place) => place.insert(inner.create_fence()?).clone(),
+        })
     }
 
     fn captures(inner: &dyn Device, stream: &StreamRef) -> bool {
@@ -112,20 +140,31 @@ impl Interpose for BuggedDevice {
         Ok(bytes)
     }
 
+    fn create_fence(&self, inner: &dyn Device) -> Result<Fence> {
+        if self.is(Planted::FencePerGeneration) {
+            return Ok(Fence::new(Arc::new(Generations::default())));
+        }
+        inner.create_fence()
+    }
+
     fn wait(&self, inner: &dyn Device, fence: &Fence, stream: &StreamRef) -> Result<()> {
         let dropped = self.is(Planted::WaitsDropped)
             || self.is(Planted::CapturedWaitsDropped) && Self::captures(inner, stream);
         if dropped {
             return Ok(());
         }
-        inner.wait(fence, stream)
+        inner.wait(&self.fence(inner, fence)?, stream)
     }
 
     fn record(&self, inner: &dyn Device, fence: &Fence, stream: &StreamRef) -> Result<()> {
         if self.is(Planted::CapturedRecordsDropped) && Self::captures(inner, stream) {
             return Ok(());
         }
-        inner.record(fence, stream)
+        inner.record(&self.fence(inner, fence)?, stream)
+    }
+
+    fn record_eager(&self, inner: &dyn Device, fence: &Fence, stream: &StreamRef) -> Result<()> {
+        inner.record_eager(&self.fence(inner, fence)?, stream)
     }
 
     fn embedding(

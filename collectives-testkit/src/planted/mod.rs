@@ -44,6 +44,8 @@ macro_rules! planted {
 planted! {
     /// Communicator: an operation leaves out its last element.
     LastElementLost,
+    /// Communicator: an operation on more than four gibibytes runs on what 32 bits can say.
+    BytesCut,
     /// Communicator: an out-of-place operation writes into its input.
     InputClobbered,
     /// Communicator: a sum of operands in windows is a maximum.
@@ -84,6 +86,8 @@ planted! {
     AbortIgnored,
     /// Communicator: `shutdown` does nothing.
     ShutdownForgotten,
+    /// Communicator: dropping one without a shutdown tells the others nothing.
+    DroppedUnheard,
     /// Communicator: symmetric memory is handed out twice.
     AllocatedTwice,
     /// Communicator: symmetric memory is never freed.
@@ -145,6 +149,8 @@ planted! {
     WaitsDropped,
     /// Device: waits for fences are left out of graphs.
     CapturedWaitsDropped,
+    /// Device: every generation of an arena has a fence of its own.
+    FencePerGeneration,
     /// Device: records of fences are left out of graphs.
     CapturedRecordsDropped,
     /// Device: no stream seems to capture.

@@ -1,5 +1,6 @@
 //! What a case calls again and again: handles, pools, leases.
 
+use collectives_alloc::budget::Budget;
 use collectives_alloc::config::ScratchConfig;
 use collectives_alloc::options::Options;
 use collectives_alloc::policy::Policy;
@@ -67,6 +68,23 @@ impl Rig<'_> {
         let policy = self.policy(config)?;
         let options = planted::allocator::options(self.bug, options);
         let pool = Box::new(Pool::new(policy, options));
+        Ok(planted::allocator::bugged(self.bug, self.rank(), pool))
+    }
+
+    /// As [`Rig::pool_of`], charged to a budget.
+    ///
+    /// # Errors
+    ///
+    /// As [`ScratchConfig::build`].
+    pub fn pool_within(
+        &self,
+        config: &ScratchConfig,
+        options: Options,
+        budget: Budget,
+    ) -> Result<Box<dyn ScratchAllocator>> {
+        let policy = self.policy(config)?;
+        let options = planted::allocator::options(self.bug, options);
+        let pool = Box::new(Pool::new(policy, options).with_budget(budget));
         Ok(planted::allocator::bugged(self.bug, self.rank(), pool))
     }
 

@@ -1,6 +1,7 @@
 //! What a case works with on one rank.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use collectives_core::scratch::ScratchAllocator;
 use collectives_core::stream::Stream;
 
 pub use self::replay::{Framework, Replay};
+pub use self::tensors::Part;
 use crate::harness::{Harness, Joined, Probe, Setup};
 use crate::interpose::{Interposed, OnDevice};
 use crate::planted::Planted;
@@ -180,7 +182,7 @@ impl<'w> Rig<'w> {
         self.progress.watch(comm.abort_handle());
         let layer = WitnessLayer(Arc::clone(&self.witness));
         Box::new(OnDevice {
-            inner: Box::new(Layered::new(layer, comm)),
+            inner: ManuallyDrop::new(Box::new(Layered::new(layer, comm))),
             device: Arc::clone(&self.device),
             bugged: Bugged::new(self.bug),
         })

@@ -1,16 +1,51 @@
 //! Inputs of a round, and every element compared with what it must be.
 
+use std::marker::PhantomData;
+
+use collectives_core::addr::Operand;
 use collectives_core::buffer::Buffer;
+use collectives_core::dtype::{DType, Element};
 use collectives_core::error::Result;
+use collectives_core::memory::Memory;
 use collectives_core::reduce::ReduceOp;
 use collectives_core::stream::Stream;
+use collectives_core::tensor::Tensor;
 
 use super::{Handle, Rig};
 use crate::case::{Failure, Outcome};
 use crate::ensure;
 use crate::values::{self, Exact};
 
+/// Counted memory as a tensor.
+#[derive(Debug)]
+pub struct Part<T> {
+    memory: Memory,
+    of: PhantomData<fn() -> T>,
+}
+
+// SAFETY: The operand is the memory, which is the owner.
+unsafe impl<T: Element> Tensor for Part<T> {
+    fn operand(&self) -> Operand {
+        Operand::new(self.memory.addr(), self.memory.bytes())
+    }
+
+    fn dtype(&self) -> DType {
+        T::DTYPE
+    }
+
+    fn owner(&self) -> Option<&Memory> {
+        Some(&self.memory)
+    }
+}
+
 impl Rig<'_> {
+    /// Some memory as a tensor, for a case that uses it on one stream.
+    #[must_use]
+    pub const fn part_as<T: Element>(memory: Memory) -> Part<T> {
+        let of = PhantomData;
+        Part { memory, of }
+    }
+
     /// A buffer with this rank's input of a round.
     ///
     /// # Errors

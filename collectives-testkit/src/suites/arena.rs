@@ -7,6 +7,7 @@ use collectives_core::communicator::Communicator;
 use collectives_core::error::{ErrorKind, Misuse, Refusal};
 use collectives_core::layered::symmetric_of;
 use collectives_core::memory::Memory;
+use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::{Request, ScratchAllocator, Site, SlotId};
 
 use crate::capability::Capability::{Aliasing, CountsMemory, Graphs, Symmetric};
@@ -14,6 +15,7 @@ use crate::case::{Case, Failure, Outcome, refused};
 use crate::decorators::FewAddresses;
 use crate::planted::Planted;
 use crate::rig::{Replay, Rig};
+use crate::suites::streams::no_conflict;
 use crate::{ensure, ensure_eq};
 
 /// The cases.
@@ -53,6 +55,13 @@ pub const CASES: &[Case] = &[
     )
     .needs(&[Symmetric, Aliasing, Graphs])
     .catches(Planted::ExecutableOwnsNothing),
+    Case::new(
+        "I27",
+        "uses of different generations of an arena are ordered like uses of one slot",
+        ordered_generations,
+    )
+    .needs(&[Symmetric, Aliasing, Graphs])
+    .catches(Planted::FencePerGeneration),
     Case::new(
         "I53",
         "live generations stay within the addresses there are",
@@ -216,6 +225,39 @@ fn excluded(rig: &mut Rig<'_>) -> Outcome {
     rig.device().synchronize(rig.stream())?;
     drop(executable);
     rig.close(comm, pool)
+}
+
+fn ordered_generations(rig: &mut Rig<'_>) -> Outcome {
+    let count = rig.granule() / 4;
+    let comm = rig.communicator()?;
+    let pool = rig.pool_of(&arena(1.0), rig.options())?;
+    let mut handle = rig.handle(comm, pool);
+    let [first, second, eager] = [(); 3].map(|()| rig.device().create_stream());
+    let (first, second, eager) = (first?, second?, eager?);
+    // A framework launches for itself: nothing but nodes of the graphs orders the bytes, and each graph has
+    // those of its own generation.
+    let mut old = rig.framework_graph(&mut handle, count)?;
+    let mut new = rig.framework_graph(&mut handle, 2 * count)?;
+    let mut tensor = rig.tensor::<f32>(3 * count, 0)?;
+    for round in 0..4 {
+        old.write(&rig.input(count, round), &first)?;
+        new.write(&rig.input(2 * count, round + 1), &second)?;
+        tensor.write(&rig.input(3 * count, round + 2), &eager)?;
+        old.launch(&first)?;
+        new.launch(&second)?;
+        handle.all_reduce(&mut tensor, ReduceOp::Sum, &eager)?;
+        // The other way round, before the host has waited for anything, which would order it too.
+        old.launch(&first)?;
+        new.launch(&second)?;
+        no_conflict(rig)?;
+        rig.expect_sum("an eager call", &tensor, round + 2, &eager)?;
+        for stream in [&first, &second] {
+            rig.device().synchronize(stream)?;
+        }
+    }
+    ensure_eq!(handle.stats().registrations, 3, "generations");
+    drop((old, new));
+    rig.finish(handle)
 }
 
 fn few_addresses(rig: &mut Rig<'_>) -> Outcome {

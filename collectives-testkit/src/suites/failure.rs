@@ -64,6 +64,13 @@ pub const CASES: &[Case] = &[
     .needs(&[Symmetric, Graphs, CountsMemory])
     .catches(Planted::RetainForever),
     Case::new(
+        "I46",
+        "a communicator dropped without a shutdown fails those who wait for it",
+        dropped,
+    )
+    .needs(&[Abort])
+    .catches(Planted::DroppedUnheard),
+    Case::new(
         "D6",
         "a blocked call is aborted from another thread",
         blocked,
@@ -181,6 +188,23 @@ fn others_go_on(rig: &mut Rig<'_>) -> Outcome {
     let _deferred = second.close()?;
     let _failed = first.close();
     Ok(())
+}
+
+fn dropped(rig: &mut Rig<'_>) -> Outcome {
+    let mut comm = rig.communicator()?;
+    let gone = Rank::new(rig.ranks() - 1);
+    rig.meet()?;
+    if comm.info().rank != gone {
+        let agreed = comm.agree(&Record::new(), rig.deadline());
+        let error = refused("an agreement with a rank that is gone", agreed)?;
+        let named = match error.kind() {
+            ErrorKind::PeerFailed { rank, .. } => Some(*rank),
+            _ => None,
+        };
+        ensure_eq!(named, Some(gone), "the rank that failed, by: {error}");
+    }
+    drop(comm);
+    rig.meet()
 }
 
 fn panic_inside(rig: &mut Rig<'_>) -> Outcome {

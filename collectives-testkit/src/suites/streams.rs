@@ -95,7 +95,7 @@ pub const CASES: &[Case] = &[
     .catches(Planted::WaitsDropped),
 ];
 
-fn no_conflict(rig: &Rig<'_>) -> Outcome {
+pub(super) fn no_conflict(rig: &Rig<'_>) -> Outcome {
     match rig.witness().conflicts().first() {
         None => Ok(()),
         Some(first) => Err(crate::case::Failure(format!("unordered uses: {first}"))),

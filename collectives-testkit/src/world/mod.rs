@@ -1,5 +1,7 @@
 //! Worlds of ranks that serve many cases, and are rebuilt only after one that poisons them.
 
+#[cfg(unix)]
+mod exit;
 #[cfg(target_os = "linux")]
 pub(crate) mod processes;
 mod rank;
@@ -96,6 +98,8 @@ impl Worlds {
         if !self.harness.heeds_terrain() {
             setup.terrain = Terrain::default();
         }
+        #[cfg(unix)]
+        let _inside = exit::Inside::of(format!("{} ({})", case.id, case.title));
         let idle = self.lock().get_mut(&setup).and_then(Vec::pop);
         let mut world = match idle {
             Some(world) => world,

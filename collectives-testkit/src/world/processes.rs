@@ -6,9 +6,11 @@
 
 use std::collections::hash_map::RandomState;
 use std::env;
+use std::fs::{self, File};
 use std::hash::BuildHasher;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
@@ -25,7 +27,8 @@ use crate::harness::{Harness, Ranks, Setup, Terrain};
 use crate::launch::channel::{self, News};
 use crate::launch::{self, Launch, Report};
 use crate::planted::Planted;
-use crate::{suites, unclaimed};
+use crate::watchdog::Notes;
+use crate::{claims, suites};
 
 /// The name of the body that serves cases.
 const BODY: &str = "kit-rank";
@@ -34,6 +37,9 @@ const SOCKET: &str = "COLLECTIVES_KIT_SOCKET";
 const TOKEN: &str = "COLLECTIVES_KIT_TOKEN";
 /// The setup and the limits, in words of [`Wanted`].
 const WANTED: &str = "COLLECTIVES_KIT_WANTED";
+
+/// The file that ranks note in what they do.
+const NOTES: &str = "COLLECTIVES_KIT_NOTES";
 
 /// The bug of the case that the world was started for.
 const BUG: &str = "COLLECTIVES_KIT_BUG";
@@ -69,6 +75,7 @@ fn named(bug: &str) -> Option<Planted> {
 #[derive(Debug)]
 pub(super) struct World {
     ranks: Vec<UnixStream>,
+    notes: Option<PathBuf>,
     launched: Option<JoinHandle<Result<Report>>>,
 }
 
@@ -83,7 +90,11 @@ impl World {
         let (name, token) = (format!("collectives-kit-{}", secret()), secret());
         let listener = channel::listen(&name)
             .map_err(|error| Failure(format!("no socket for the ranks: {error}")))?;
+        let notes = env::temp_dir().join(&name);
+        // Without it the ranks' last operations are not known, and that is all.
+        let noted = File::create_new(&notes).is_ok();
         let mut launch = Launch::new(BODY, setup.ranks)
+            .var(NOTES, &notes)
             .deadline(LIFE)
             .var(SOCKET, name)
             .var(TOKEN, &token)
@@ -99,6 +110,7 @@ impl World {
             .map_err(|error| Failure(format!("no thread to start the ranks: {error}")))?;
         let mut world = Self {
             ranks: Vec::new(),
+            notes: noted.then_some(notes),
             launched: Some(launched),
         };
         match world.meet(&listener, setup, &token) {
@@ -142,7 +154,8 @@ impl World {
             .iter_mut()
             .try_for_each(|rank| job.send(rank))
             .map_err(|error| Failure(format!("a rank is gone before the case: {error}")));
-        sent.and_then(|()| self.collect(case.id, limit))
+        let what = format!("{} ({})", case.id, case.title);
+        sent.and_then(|()| self.collect(&what, limit))
             .map_err(|failure| self.failed(failure))
     }
 
@@ -152,16 +165,28 @@ impl World {
         // Those who end themselves say so first.
         let limit = limit + 2 * MERCY;
         let mut failures = Vec::new();
+        let file = self.notes.as_ref().and_then(|path| File::open(path).ok());
+        let last = |rank: usize| {
+            let file = file.as_ref()?.try_clone().ok()?;
+            let rank = rank as u64;
+            Notes { file, rank }.read()
+        };
+        let last = |rank| last(rank).unwrap_or_else(|| "not known".to_owned());
         for (index, stream) in self.ranks.iter_mut().enumerate() {
             let left = limit.saturating_sub(begun.elapsed());
             let _bounded = stream.set_read_timeout(Some(left.max(Duration::from_millis(1))));
             match News::receive(stream) {
                 Ok(Some(News::Result(_))) => {}
                 Ok(Some(News::Error(text))) => failures.push(format!("rank {index}: {text}")),
-                Ok(Some(_) | None) => failures.push(format!("rank {index} ended in {what}")),
+                Ok(Some(_) | None) => {
+                    let last = last(index);
+                    failures.push(format!("rank {index} ended in {what}; last: {last}"));
+                }
                 Err(error) => {
-                    let text = format!("rank {index} did not return from {what}: {error}");
-                    failures.push(text);
+                    let last = last(index);
+                    failures.push(format!(
+                        "rank {index} did not return from {what}: {error}; last: {last}"
+                    ));
                 }
             }
         }
@@ -195,6 +220,9 @@ impl Drop for World {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.end() {
             tracing::debug!(%error, "a world of the kit did not end cleanly");
+        }
+        if let Some(notes) = self.notes.take() {
+            let _gone = fs::remove_file(notes);
         }
     }
 }
@@ -247,7 +275,7 @@ fn job(bytes: &[u8]) -> Option<Job> {
     let (wanted, bug) = text.split_once('\n')?;
     let case = suites::cases()
         .map(|(_, case)| case)
-        .chain(Capability::ALL.into_iter().filter_map(unclaimed::case))
+        .chain(Capability::ALL.into_iter().filter_map(claims::case))
         .find(|case| key(case) == wanted)?;
     let bug = named(bug);
     Some(Job { run: case.run, bug })
@@ -268,6 +296,12 @@ fn body(place: &Place) -> Result<Vec<u8>> {
     let bootstrap = harness.bootstrap(place, limits.call)?;
     let rank = rank::start(harness, setup, limits.case, Arc::clone(&bootstrap))
         .map_err(|Failure(text)| system(text))?;
+    if let Ok(file) =
+        var(NOTES).and_then(|path| File::options().write(true).open(path).map_err(system))
+    {
+        let number = u64::from(place.rank.0);
+        rank.progress.write_to(Notes { file, rank: number });
+    }
     let mut limit = setup.deadline * 2;
     loop {
         let reply = match rank.replies.recv_timeout(limit + MERCY) {

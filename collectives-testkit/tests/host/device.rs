@@ -1,13 +1,19 @@
 //! The devices that the embedded backend's ranks are tried on.
 
+use std::ffi::c_void;
+use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use collectives_core::addr::Addr;
 use collectives_core::device::Device;
-use collectives_core::rank::Rank;
+use collectives_core::memory::Memory;
+use collectives_core::rank::{DeviceId, Rank};
 use collectives_host::device::HostDevice;
 use collectives_host::model::{AddressOrder, DeviceModel, StreamMode};
 use collectives_testkit::harness::{Probe, Terrain};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 /// Small, so that cases that count in granules are quick.
 const GRANULE: usize = 64 << 10;
@@ -50,6 +56,12 @@ impl Probe for HostProbe {
         Some(self.0.memory_report().ordinary_bytes)
     }
 
+    fn long_range(&self, bytes: usize) -> Option<Memory> {
+        fold(self.0.id(), bytes)
+            .inspect_err(|error| eprintln!("no range of {bytes} bytes: {error}"))
+            .ok()
+    }
+
     fn settle(&self) {
         self.0.wait_for_destructors();
     }
@@ -59,4 +71,36 @@ impl Probe for HostProbe {
             .check_memory()
             .map_err(|violation| format!("{violation:?}"))
     }
+}
+
+/// Bytes of memory behind all of a folded range but its end, and behind that.
+const FOLD: usize = 4 << 20;
+
+/// A long range of addresses: one piece of memory over and over, and another one at its end.
+fn fold(device: DeviceId, bytes: usize) -> rustix::io::Result<Memory> {
+    let file = memfd_create("folded", MemfdFlags::CLOEXEC)?;
+    ftruncate(&file, 2 * FOLD as u64)?;
+    let reserved = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: A fresh range, that nobody touches before it is mapped over.
+    let base = unsafe { mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::empty(), reserved) }?;
+    let first = Addr::from_ptr(base.cast::<u8>());
+    let unmap = move || {
+        // SAFETY: The range is this function's own, and nobody has it any more.
+        let unmapped = unsafe { munmap(first.as_ptr::<c_void>(), bytes) };
+        unmapped.expect("a whole range that was mapped");
+    };
+    for start in (0..bytes).step_by(FOLD) {
+        let offset = if start + FOLD >= bytes { FOLD } else { 0 };
+        let at = base.wrapping_byte_add(start);
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        let over = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: It replaces a part of the range that was reserved.
+        let mapped = unsafe { mmap(at, FOLD, rights, over, &file, offset as u64) };
+        if let Err(error) = mapped {
+            unmap();
+            return Err(error);
+        }
+    }
+    // SAFETY: The whole range is mapped for reading and writing until the hook runs.
+    Ok(unsafe { Memory::new(device, first, bytes, move |_| unmap()) })
 }

@@ -121,11 +121,21 @@ fn main() -> ExitCode {
     let trials = vec![
         Trial::test(
             "a_process_that_dies_is_named_and_the_next_case_goes_on",
-            || contains(&ends(DIES)?, &["rank 1", "signal 6"]),
+            || {
+                contains(
+                    &ends(DIES)?,
+                    &[
+                        "rank 1",
+                        "signal 6",
+                        "rank 1 ended",
+                        "last: broadcast (number 3)",
+                    ],
+                )
+            },
         ),
         Trial::test(
             "a_process_that_hangs_is_named_with_its_last_operation",
-            || contains(&ends(HANGS)?, &["rank 1", "last: "]),
+            || contains(&ends(HANGS)?, &["rank 1", "last: broadcast (number 3)"]),
         ),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()

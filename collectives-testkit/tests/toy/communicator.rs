@@ -1,6 +1,7 @@
 //! The toy's communicator: every operation is one exchange of bytes over the control plane.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use collectives_core::error::{Error, ErrorKind, Field, Misuse, Result, Unsupport
 use collectives_core::memory::Memory;
 use collectives_core::path::PathTable;
 use collectives_core::rank::{CommId, Rank};
+use collectives_core::split;
 use collectives_core::stream::StreamRef;
 use collectives_core::symmetric::SymmetricMemory;
 
@@ -119,6 +121,22 @@ impl ToyCommunicator {
         Ok(())
     }
 
+    /// Gives a peer some bytes and gets its own, with no other rank.
+    fn swap(&mut self, peer: Rank, mine: &[u8]) -> Result<Vec<u8>> {
+        let me = self.info.rank;
+        let (pair, round) = match self.pairs.entry(peer) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let members = [me.min(peer), me.max(peer)];
+                let name = format!("toy/pair/{}-{}", members[0], members[1]);
+                new.insert((self.bootstrap.subgroup(&name, &members)?, 0))
+            }
+        };
+        *round += 1;
+        let mut both = pair.all_gather(&format!("toy/{round}"), mine, self.deadline)?;
+        Ok(both.swap_remove(usize::from(me < peer)))
+    }
+
     /// Messages of one group: one exchange with every peer, in an order that cannot form a ring.
     ///
     /// # Safety
@@ -136,17 +154,11 @@ impl ToyCommunicator {
                 // SAFETY: By the caller.
                 mine.extend(unsafe { bytes_of(call.send) });
             }
-            let (pair, round) = match self.pairs.entry(peer) {
-                std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
-                std::collections::btree_map::Entry::Vacant(new) => {
-                    let members = [me.min(peer), me.max(peer)];
-                    let name = format!("toy/pair/{}-{}", members[0], members[1]);
-                    new.insert((self.bootstrap.subgroup(&name, &members)?, 0))
-                }
+            let theirs = match peer == me {
+                true => mine,
+                false => self.swap(peer, &mine)?,
             };
-            *round += 1;
-            let both = pair.all_gather(&format!("toy/{round}"), &mine, self.deadline)?;
-            let mut theirs = both[usize::from(me < peer)].as_slice();
+            let mut theirs = theirs.as_slice();
             for call in with_peer().filter(|call| matches!(call.op, Op::Recv { .. })) {
                 let Some((message, rest)) = theirs.split_at_checked(call.recv.bytes) else {
                     let text = "a message is shorter than its receiver expects";
@@ -277,16 +289,18 @@ impl Communicator for ToyCommunicator {
         let me = self.info.rank;
         for op in ops {
             op.check(me, self.info.world_size)?;
-            if op.kind().is_point_to_point() && op.root() == Some(me) {
-                return Err(Misuse::SelfMessage { rank: me }.into());
-            }
         }
-        let busy = || ops.iter().filter(|op| !op.is_empty());
-        for call in busy().filter(|op| !op.kind().is_point_to_point()) {
+        let (messages, collectives): (Vec<&Collective<'_>>, Vec<_>) =
+            ops.iter().partition(|op| op.kind().is_point_to_point());
+        let own = messages.iter().filter(|op| op.root() == Some(me));
+        let sends = |op: &&&Collective<'_>| matches!(op.op, Op::Send { .. });
+        if own.clone().filter(sends).count() * 2 != own.count() {
+            return Err(Misuse::SelfMessage { rank: me }.into());
+        }
+        for call in collectives {
             // SAFETY: By the caller.
             unsafe { self.collective(call) }?;
         }
-        let messages: Vec<_> = busy().filter(|op| op.kind().is_point_to_point()).collect();
         // SAFETY: By the caller.
         unsafe { self.messages(&messages) }
     }
@@ -305,18 +319,9 @@ impl Communicator for ToyCommunicator {
     }
 
     fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn Communicator>>> {
-        let wanted = color.map_or(0, |color| u64::from(color) + 1);
-        let mine = Record::new().fact(wanted).fact(u64::from(key));
-        let records = self.agree(&mine, self.deadline)?;
+        let records = self.agree(&split::record(color, key), self.deadline)?;
         let Some(color) = color else { return Ok(None) };
-        let mut members: Vec<_> = records
-            .iter()
-            .enumerate()
-            .filter(|(_, record)| record.facts().first() == Some(&wanted))
-            .map(|(rank, record)| (record.facts().get(1).copied(), Rank::new(rank)))
-            .collect();
-        members.sort_unstable();
-        let members: Vec<_> = members.into_iter().map(|(_, rank)| rank).collect();
+        let members = split::members(&records, color);
         let name = format!("toy/split/{}/{color}", self.rounds);
         let bootstrap = self.bootstrap.subgroup(&name, &members)?;
         let child = Self::connect(bootstrap, Arc::clone(&self.toy), self.deadline)?;

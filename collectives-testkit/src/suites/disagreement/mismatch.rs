@@ -110,6 +110,8 @@ fn counts_differ(rig: &mut Rig<'_>) -> Outcome {
     let mut dice = Dice::new(31);
     for round in 0..40 {
         let (odd, count) = (dice.roll(rig.ranks()), 1 + dice.roll(3000));
+        // Nothing is a count too: who has no element must not pass by those who have some.
+        let count = if round % 8 == 0 { 0 } else { count };
         let more = 1 + dice.roll(5);
         let mine = if odd == rig.rank() {
             count + more

@@ -58,18 +58,23 @@ pub(super) const CASES: &[Case] = &[
     .catches(Planted::TimeoutIsSuccess),
 ];
 
-/// A handle whose allocation fails on one rank, at the k-th call, so often.
-fn failing(rig: &mut Rig<'_>, on: usize, k: u64, times: u64, how: Fail) -> Outcome<Handle> {
+/// A handle whose backend fails on one rank.
+fn failing(rig: &mut Rig<'_>, on: usize, fails: FailAt) -> Outcome<Handle> {
     let comm = rig.communicator()?;
-    let k = if rig.rank() == on { k } else { u64::MAX };
-    let comm = Layered::new(FailAt::new(Point::Allocate, k, how).times(times), comm);
+    let never = FailAt::new(Point::Allocate, u64::MAX, Fail::System);
+    let fails = if rig.rank() == on { fails } else { never };
     let scratch = rig.pool("exact", rig.options())?;
-    Ok(rig.handle(Box::new(comm), scratch))
+    Ok(rig.handle(Box::new(Layered::new(fails, comm)), scratch))
+}
+
+/// Memory that runs out at the k-th allocation.
+const fn memory_at(k: u64) -> FailAt {
+    FailAt::new(Point::Allocate, k, Fail::OutOfMemory)
 }
 
 fn out_of_memory(rig: &mut Rig<'_>) -> Outcome {
     for on in 0..rig.ranks() {
-        let mut handle = failing(rig, on, 2, 2, Fail::OutOfMemory)?;
+        let mut handle = failing(rig, on, memory_at(2).times(2))?;
         rig.eager(&mut handle, 100, rig.stream())?;
         let count = rig.granule();
         let mut tensor = rig.tensor::<f32>(count, 1)?;
@@ -114,7 +119,7 @@ fn next_request_works(rig: &mut Rig<'_>) -> Outcome {
 
 fn second_try(rig: &mut Rig<'_>) -> Outcome {
     for on in 0..rig.ranks() {
-        let mut handle = failing(rig, on, 3, 1, Fail::OutOfMemory)?;
+        let mut handle = failing(rig, on, memory_at(3))?;
         for granules in [1, 2, 4] {
             rig.eager(&mut handle, granules * rig.granule(), rig.stream())?;
         }
@@ -133,28 +138,34 @@ fn second_try(rig: &mut Rig<'_>) -> Outcome {
 }
 
 fn any_step_fails(rig: &mut Rig<'_>) -> Outcome {
-    // An allocation of the first and second slot; a registration that the backend lost after.
     for on in 0..rig.ranks() {
         for k in 1..=2 {
-            // The first has nothing to give up, so that there is no second try.
-            let mut handle = failing(rig, on, k, k, Fail::System)?;
-            let mut outcomes = Vec::new();
-            for bytes in [100, 20_000, 20_000] {
-                let mut tensor = rig.tensor::<u8>(bytes, 1)?;
-                let reduced = handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream());
-                outcomes.push(reduced.map_err(|error| error.kind().clone()).err());
-            }
-            rig.expect_alike("the outcomes", &format!("{outcomes:?}"))?;
-            let failed = outcomes.iter().flatten().count();
-            ensure_eq!(failed, 1, "failed calls, of one that was planned");
-            let slots = handle.stats().slots.len();
-            rig.expect_alike("slots", &slots.to_string())?;
-            let comm_windows = rig.witness().windows();
-            rig.expect_alike("windows", &format!("{comm_windows:?}"))?;
-            rig.finish(handle)?;
+            // The first slot has nothing to give up, so that there is no second try.
+            let allocation = FailAt::new(Point::Allocate, k, Fail::System).times(k);
+            one_step_fails(rig, on, allocation)?;
+            one_step_fails(rig, on, FailAt::new(Point::Register, k, Fail::System))?;
         }
     }
     Ok(())
+}
+
+/// Three calls of which the first or second grows in vain, once, everywhere.
+fn one_step_fails(rig: &mut Rig<'_>, on: usize, fails: FailAt) -> Outcome {
+    let mut handle = failing(rig, on, fails)?;
+    let mut outcomes = Vec::new();
+    for bytes in [100, 20_000, 20_000] {
+        let mut tensor = rig.tensor::<u8>(bytes, 1)?;
+        let reduced = handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream());
+        outcomes.push(reduced.map_err(|error| error.kind().clone()).err());
+    }
+    rig.expect_alike("the outcomes", &format!("{outcomes:?}"))?;
+    let failed = outcomes.iter().flatten().count();
+    ensure_eq!(failed, 1, "failed calls, of one that was planned");
+    let slots = handle.stats().slots.len();
+    rig.expect_alike("slots", &slots.to_string())?;
+    let windows = rig.witness().windows();
+    rig.expect_alike("windows", &format!("{windows:?}"))?;
+    rig.finish(handle)
 }
 
 fn absent(rig: &mut Rig<'_>) -> Outcome {

@@ -37,7 +37,7 @@ pub(super) const CASES: &[Case] = &[
     .catches(Planted::HitsUncounted),
     Case::new(
         "E16",
-        "sizes beyond four gibibytes are priced without loss",
+        "a plan prices sizes beyond four gibibytes without loss",
         large_sizes,
     )
     .needs(&[Symmetric])
