@@ -12,6 +12,7 @@
 //! memory. For the same reason nobody gives up on a rank that is still inside the operation before.
 
 use std::collections::HashMap;
+use std::ptr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -96,7 +97,9 @@ impl<'a> Meeting<'a> {
             }
         }
         // Everybody has left the operation before this one, so its slot is the next to be written.
-        prefetch_for_writing(self.slot_of(self.rank.index(), self.number + 1));
+        prefetch_for_writing(ptr::from_ref(
+            self.slot_of(self.rank.index(), self.number + 1),
+        ));
         Ok(())
     }
 
@@ -244,20 +247,20 @@ impl<'a> Meeting<'a> {
     }
 }
 
-/// Starts to take a slot's first line away from those who read it last, which takes as long as
-/// sending a word: begun early, it is done when the line is written.
+/// Starts to take a line away from those who read it last, which takes as long as sending a word: begun
+/// early, it is done when the line is written.
 #[inline]
-fn prefetch_for_writing(slot: &Slot) {
+pub(crate) fn prefetch_for_writing<T>(place: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: The instruction changes no memory and no register, and never faults; processors that
     // lack it take it as a no-op.
     unsafe {
         std::arch::asm!(
             "prefetchw [{}]",
-            in(reg) std::ptr::from_ref(slot),
+            in(reg) place,
             options(nostack, preserves_flags, readonly)
         );
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = slot;
+    let _ = place;
 }

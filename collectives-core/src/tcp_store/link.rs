@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io::{self, BufReader, ErrorKind, Write};
 use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -34,6 +35,8 @@ pub(super) struct Link {
 struct Inbox {
     news: Mutex<News>,
     changed: Condvar,
+    /// Whether any group has failed or the store is lost, so that asking after it takes no lock before.
+    troubled: AtomicBool,
 }
 
 /// What the store has said.
@@ -176,10 +179,17 @@ impl Link {
             }
             if lost || waited >= FIRST_FAILURE {
                 group.failure = Some((position, cause.to_owned()));
+                self.inbox.troubled.store(true, Ordering::Release);
                 return;
             }
             news = self.inbox.wait(news, FIRST_FAILURE - waited);
         }
+    }
+
+    /// Whether there is any failure to ask after.
+    #[inline]
+    pub(super) fn is_troubled(&self) -> bool {
+        self.inbox.troubled.load(Ordering::Acquire)
     }
 
     /// The first failure in a group that this rank has heard of.
@@ -300,6 +310,7 @@ impl Inbox {
     fn lose(&self, why: &str) {
         let lost = || format!("the store that rank 0 hosts was lost: {why}");
         self.lock().lost.get_or_insert_with(lost);
+        self.troubled.store(true, Ordering::Release);
         self.changed.notify_all();
     }
 
@@ -323,6 +334,7 @@ impl Inbox {
             Reply::Failed { key, rank, cause } => {
                 if let Some(group) = news.groups.get_mut(&key) {
                     group.failure = Some((rank, cause));
+                    self.troubled.store(true, Ordering::Release);
                 }
             }
         }

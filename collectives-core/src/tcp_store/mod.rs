@@ -165,6 +165,9 @@ impl Bootstrap for TcpStore {
     }
 
     fn failure(&self) -> Option<(Rank, String)> {
+        if !self.link.is_troubled() {
+            return None;
+        }
         if let Some((rank, cause)) = self.link.failure(&self.key) {
             return Some((Rank(rank), cause));
         }

@@ -184,19 +184,26 @@ impl<T: Transport> Engine<T> {
     ///
     /// As for [`Communicator::enqueue`]; the calls were checked, and there is at least one.
     unsafe fn enqueue_checked(&self, calls: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
-        if self.device.capture_state(stream)?.is_some() {
+        if self.host.is_capturing(stream)? {
             // Without the turn, so that nobody who looks at the stream waits for a peer.
             let endpoint: &Endpoint<T> = self.endpoint();
+            endpoint.tickets().need();
             endpoint.compare_captured(&Ticket::take(endpoint), calls)?;
         }
         let windows = self.windows.of(calls)?;
         match self.host.turn(stream)? {
             Turn::Inline(_turn) => {
                 let endpoint: &Endpoint<T> = self.endpoint();
-                // SAFETY: By the caller.
-                unsafe { endpoint.run(&Ticket::take(endpoint), calls, &windows) }
+                if endpoint.needs_tickets() {
+                    // SAFETY: By the caller.
+                    unsafe { endpoint.run(&Ticket::take(endpoint), calls, &windows) }
+                } else {
+                    // SAFETY: By the caller; all operations so far ran inside a call like this.
+                    unsafe { endpoint.run_in_turn(calls, &windows) }
+                }
             }
             Turn::Queued(turn) => {
+                self.endpoint().tickets().need();
                 let calls = Calls::new(calls);
                 let ticket = Ticket::take(Arc::clone(&self.presence));
                 turn.push(Box::new(move || {
@@ -209,6 +216,7 @@ impl<T: Transport> Engine<T> {
                 Ok(())
             }
             Turn::Captured(turn) => {
+                self.endpoint().tickets().need();
                 turn.retain(self.info.token.clone());
                 turn.push(Arc::new(EngineNode {
                     presence: Arc::downgrade(&self.presence),

@@ -82,6 +82,11 @@ impl<T: Transport> Endpoint<T> {
         &self.tickets
     }
 
+    /// Whether an operation needs a ticket. Only for the enqueueing call.
+    pub(super) fn needs_tickets(&self) -> bool {
+        self.transport.is_serial() || self.tickets.are_needed()
+    }
+
     pub(super) fn deadline(&self) -> Duration {
         Duration::from_nanos(self.deadline.load(Ordering::Relaxed))
     }
@@ -126,10 +131,23 @@ impl<T: Transport> Endpoint<T> {
         calls: &[Collective<'_>],
         windows: &[Arc<Window>],
     ) -> Result<()> {
-        let broken = || self.health.is_broken().then(|| self.broken());
-        let _turn = ticket.turn(broken)?;
-        if let Some(error) = broken() {
-            return Err(error);
+        let _turn = ticket.turn(|| self.health.is_broken().then(|| self.broken()))?;
+        // SAFETY: By the caller.
+        unsafe { self.run_in_turn(calls, windows) }
+    }
+
+    /// Runs operations now.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Transport::run`], and nothing else of this rank runs.
+    pub(super) unsafe fn run_in_turn(
+        &self,
+        calls: &[Collective<'_>],
+        windows: &[Arc<Window>],
+    ) -> Result<()> {
+        if self.health.is_broken() {
+            return Err(self.broken());
         }
         // SAFETY: By the caller.
         let done = unsafe { self.run_now(calls, windows) };

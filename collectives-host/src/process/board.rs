@@ -1,20 +1,36 @@
 //! What each rank says of an operation, written where the others read it.
 //!
-//! A board holds a [`Post`], payload that is small enough to lie beside it, and what the post points
-//! to: vectors of counts, and the posts of a group. Pointers in it are offsets into the board.
+//! A board holds the word that announces it, a [`Post`], payload that is small enough to lie beside it,
+//! and what the post points to: vectors of counts, and the posts of a group. Pointers in it are offsets
+//! into the board. The word, what mostly has to be compared and a payload of few bytes are one cache
+//! line, so that a peer which waits for the word gets them with it.
 
+use std::mem::offset_of;
 use std::ptr;
+use std::sync::atomic::AtomicU64;
 
-use collectives_core::collective::{Collective, Counts, Op};
+use collectives_core::collective::{Collective, Counts, Op, OpKind};
 use collectives_core::error::{Error, Result, Unsupported};
 use collectives_core::rank::Rank;
 
 use super::segment::{BOARD, Segment};
 use crate::compare::Posts;
-use crate::post::{CAPTURED, EAGER, GROUP, INLINE, Post};
+use crate::meeting::prefetch_for_writing;
+use crate::post::{CAPTURED, EAGER, GROUP, INLINE, Post, SMALL, UNEVEN, WINDOWS};
 
-/// Where payload begins.
-const PAYLOAD: usize = 128;
+/// What a board begins with.
+#[repr(C)]
+struct Front {
+    /// [`Segment::word`].
+    _word: AtomicU64,
+    post: Post,
+}
+
+/// Where payload begins that is too large for a post.
+const PAYLOAD: usize = size_of::<Front>();
+const _: () = assert!(PAYLOAD == 2 * LINE);
+
+const LINE: usize = 64;
 /// Where what posts point to begins.
 const REST: usize = PAYLOAD + EAGER;
 
@@ -81,9 +97,12 @@ pub(super) unsafe fn write(
     let mut head = match calls {
         [call] => {
             let inline = !is_captured && call.send.window.is_none() && call.recv.window.is_none();
-            let post = pen.post(call, rank, ranks, inline)?;
+            let mut post = pen.post(call, rank, ranks, inline)?;
             if post.head.is(INLINE) && call.send.bytes > 0 {
-                let to = board.wrapping_add(PAYLOAD);
+                let to = match post.small_holds_payload(ranks) {
+                    true => post.small.as_mut_ptr(),
+                    false => board.wrapping_add(PAYLOAD),
+                };
                 // SAFETY: By the caller, and `INLINE` means that it fits.
                 unsafe { ptr::copy_nonoverlapping(call.send.addr.as_ptr(), to, call.send.bytes) };
             }
@@ -101,44 +120,125 @@ pub(super) unsafe fn write(
     if is_captured {
         head.head.flags |= CAPTURED;
     }
-    // SAFETY: A board begins with a post.
-    unsafe { board.cast::<Post>().write(head) };
+    let post = board.wrapping_add(offset_of!(Front, post)).cast::<Post>();
+    // SAFETY: A board begins with its front, whose post only its rank writes.
+    unsafe { post.write(head) };
     Ok(())
 }
 
-/// The posts of all ranks, with pointers into this process's map of their boards.
-pub(super) struct Boards {
-    posts: Vec<Post>,
-    places: Vec<*const u8>,
+/// Takes the front of a board, and room for as much payload, away from the peers that read it last.
+#[inline]
+fn take_back(segment: &Segment, rank: usize, number: u64, payload: usize) {
+    let board = segment.board(rank, number).cast_const();
+    let bytes = if payload > SMALL {
+        PAYLOAD + payload
+    } else {
+        1
+    };
+    for line in (0..bytes).step_by(LINE) {
+        prefetch_for_writing(board.wrapping_add(line));
+    }
 }
 
-impl Boards {
+/// The post at the front of a board.
+///
+/// # Safety
+///
+/// Its rank has arrived with it, and meanwhile does not write it again.
+unsafe fn posted<'a>(board: *const u8) -> &'a Post {
+    let post = board.wrapping_add(offset_of!(Front, post)).cast::<Post>();
+    // SAFETY: By the caller.
+    unsafe { &*post }
+}
+
+/// What all ranks say of one operation.
+pub(super) struct Boards<'a> {
+    segment: &'a Segment,
+    number: u64,
+    said: Said<'a>,
+}
+
+enum Said<'a> {
+    /// All the same as this rank; only scalars may differ.
+    Alike(&'a Post),
+    /// Each its own, with pointers into this process's map of its board.
+    Each(Vec<Post>),
+}
+
+impl<'a> Boards<'a> {
     /// # Safety
     ///
-    /// All ranks have arrived in this operation, and this rank has not left it.
-    pub(super) unsafe fn read(segment: &Segment, number: u64) -> Self {
-        let places: Vec<_> = (0..segment.ranks())
-            .map(|rank| segment.board(rank, number).cast_const())
-            .collect();
-        let post = |place: &*const u8| {
-            // SAFETY: By the caller, its rank has written a post there.
-            let post = unsafe { place.cast::<Post>().read() };
-            rebased(post, *place)
+    /// All ranks have arrived in this operation, and this rank does not leave it before the boards are
+    /// dropped.
+    #[inline]
+    pub(super) unsafe fn read(segment: &'a Segment, rank: usize, number: u64) -> Self {
+        let board = |rank| segment.board(rank, number).cast_const();
+        let post = |rank| {
+            // SAFETY: By the caller.
+            unsafe { posted(board(rank)) }
+        };
+        let own: &Post = post(rank);
+        let ranks = 0..segment.ranks();
+        let said = if ranks.clone().all(|rank| are_alike(own, post(rank))) {
+            Said::Alike(own)
+        } else {
+            Said::Each(
+                ranks
+                    .map(|rank| rebased(*post(rank), board(rank)))
+                    .collect(),
+            )
         };
         Self {
-            posts: places.iter().map(post).collect(),
-            places,
+            segment,
+            number,
+            said,
         }
+    }
+
+    /// Whether all ranks say the same, so that nothing is left to compare.
+    pub(super) fn are_alike(&self) -> bool {
+        matches!(self.said, Said::Alike(_))
+    }
+
+    fn place(&self, rank: usize) -> *const u8 {
+        self.segment.board(rank, self.number).cast_const()
     }
 
     /// Whether every rank's payload lies on its board.
     pub(super) fn are_inline(&self) -> bool {
-        self.posts.iter().all(|post| post.head.is(INLINE))
+        match &self.said {
+            Said::Alike(post) => post.head.is(INLINE),
+            Said::Each(posts) => posts.iter().all(|post| post.head.is(INLINE)),
+        }
     }
 
-    /// Where payload of a rank lies.
+    /// Has the board of the next operation ready, which will likely be like this one.
+    #[inline]
+    pub(super) fn make_ready_for_next(&self, rank: usize) {
+        let payload = match &self.said {
+            Said::Alike(post) if post.head.is(INLINE) => post.count * post.head.dtype.size(),
+            _ => 0,
+        };
+        take_back(self.segment, rank, self.number + 1, payload.min(EAGER));
+    }
+
+    /// Where payload of a rank lies; all ranks said the same of its length.
     pub(super) fn payload(&self, rank: usize) -> *const u8 {
-        self.places[rank].wrapping_add(PAYLOAD)
+        let place = self.place(rank);
+        match self.post(rank).small_holds_payload(self.segment.ranks()) {
+            // SAFETY: Every rank has arrived, and this one has not left.
+            true => unsafe { posted(place) }.small.as_ptr(),
+            false => place.wrapping_add(PAYLOAD),
+        }
+    }
+
+    /// The scalar of a rank.
+    pub(super) fn scalar(&self, rank: usize) -> u64 {
+        match &self.said {
+            // SAFETY: Every rank has arrived, and this one has not left.
+            Said::Alike(_) => unsafe { posted(self.place(rank)) }.scalar,
+            Said::Each(posts) => posts[rank].scalar,
+        }
     }
 
     /// The posts of one member of the group that all ranks posted.
@@ -147,19 +247,31 @@ impl Boards {
     ///
     /// All posted groups of one length, of which the index is less.
     pub(super) unsafe fn member(&self, index: usize) -> Self {
-        let member = |(post, place): (&Post, &*const u8)| {
+        let member = |rank: usize| {
+            let post = self.post(rank);
             if !post.head.is(GROUP) {
                 return *post;
             }
             let at = post.counts.cast::<Post>().wrapping_add(index);
             // SAFETY: By the caller.
-            rebased(unsafe { at.read() }, *place)
+            rebased(unsafe { at.read() }, self.place(rank))
         };
         Self {
-            posts: self.posts.iter().zip(&self.places).map(member).collect(),
-            places: self.places.clone(),
+            segment: self.segment,
+            number: self.number,
+            said: Said::Each((0..self.segment.ranks()).map(member).collect()),
         }
     }
+}
+
+/// Whether two ranks say the same single operation, as far as that is told by the posts alone.
+#[inline]
+fn are_alike(one: &Post, other: &Post) -> bool {
+    one.head == other.head
+        && one.count == other.count
+        && one.head.flags & (UNEVEN | GROUP) == 0
+        && one.head.kind != OpKind::AllToAll
+        && (!one.head.is(WINDOWS) || one.is_at_place_of(other))
 }
 
 /// Offsets into a board as pointers.
@@ -173,12 +285,15 @@ fn rebased(mut post: Post, board: *const u8) -> Post {
     post
 }
 
-impl Posts for Boards {
+impl Posts for Boards<'_> {
     fn world_size(&self) -> usize {
-        self.posts.len()
+        self.segment.ranks()
     }
 
     fn post(&self, rank: usize) -> &Post {
-        &self.posts[rank]
+        match &self.said {
+            Said::Alike(post) => post,
+            Said::Each(posts) => &posts[rank],
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! How ranks meet in one operation, and how the outcome of meeting is fixed exactly once.
 //!
-//! As between threads: a rank arrives by moving its word, from an earlier operation to this one. Who
+//! As between threads: a rank arrives by moving its word, from an earlier operation to this one, and has
+//! one word for operations with even numbers and one for the others. Who
 //! gives up moves the words of all absent ranks, marked so; one rank at most may, because it must
 //! first win the operation's judgement. A late rank finds its own word moved, and gets the same
 //! verdict.
@@ -28,7 +29,7 @@ pub(super) fn meet(
     deadline: Duration,
 ) -> Result<()> {
     let segment = &shared.segment;
-    let word = &segment.berth(shared.me).word;
+    let word = segment.word(shared.me, number);
     let seen = word.load(Ordering::Relaxed);
     let arrived = seen >> 1 < number
         && word
@@ -69,7 +70,7 @@ pub(super) fn meet(
 fn decided(shared: &Shared, number: u64) -> Option<bool> {
     let mut met = true;
     for rank in 0..shared.segment.ranks() {
-        let word = shared.segment.berth(rank).word.load(Ordering::Acquire);
+        let word = shared.segment.word(rank, number).load(Ordering::Acquire);
         if word >> 1 < number {
             return None;
         }
@@ -80,7 +81,7 @@ fn decided(shared: &Shared, number: u64) -> Option<bool> {
 
 fn absent(shared: &Shared, number: u64) -> impl Iterator<Item = Rank> {
     let absent =
-        move |&rank: &usize| shared.segment.berth(rank).word.load(Ordering::SeqCst) >> 1 < number;
+        move |&rank: &usize| shared.segment.word(rank, number).load(Ordering::SeqCst) >> 1 < number;
     (0..shared.segment.ranks()).filter(absent).map(Rank::new)
 }
 
@@ -90,9 +91,19 @@ fn absent(shared: &Shared, number: u64) -> impl Iterator<Item = Rank> {
 fn give_up(shared: &Shared, number: u64, waited: Duration) {
     let head = shared.segment.head();
     let inside = |rank: Rank| {
-        let berth = shared.segment.berth(rank.index());
-        let word = berth.word.load(Ordering::Acquire);
-        word & ABSENT == 0 && word >> 1 > berth.left.load(Ordering::Acquire)
+        let left = shared
+            .segment
+            .berth(rank.index())
+            .left
+            .load(Ordering::Acquire);
+        let is_past = |number| {
+            let word = shared
+                .segment
+                .word(rank.index(), number)
+                .load(Ordering::Acquire);
+            word & ABSENT == 0 && word >> 1 > left
+        };
+        is_past(number) || is_past(number + 1)
     };
     let is_broken = shared.health.is_broken();
     if !is_broken && absent(shared, number).any(inside) {
@@ -110,7 +121,7 @@ fn give_up(shared: &Shared, number: u64, waited: Duration) {
     let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
     head.waited.store(nanos, Ordering::Relaxed);
     for rank in absent(shared, number) {
-        let word = &shared.segment.berth(rank.index()).word;
+        let word = shared.segment.word(rank.index(), number);
         let seen = word.load(Ordering::Relaxed);
         if seen >> 1 < number {
             let mark = number << 1 | ABSENT;
@@ -132,7 +143,7 @@ fn verdict(shared: &Shared, letters: &mut Letters, number: u64) -> Error {
         return error;
     }
     let marked = |&rank: &usize| {
-        let word = shared.segment.berth(rank).word.load(Ordering::Acquire);
+        let word = shared.segment.word(rank, number).load(Ordering::Acquire);
         word == number << 1 | ABSENT
     };
     let absent: Vec<_> = (0..shared.segment.ranks())
@@ -163,18 +174,24 @@ fn failure(shared: &Shared, letters: &mut Letters) -> Option<Error> {
     })
 }
 
-/// Leaves an operation: this rank reads nothing of it any more.
+/// Leaves an operation: this rank reads nothing of it any more. Nobody sleeps until then; who gives up
+/// looks now and then.
+#[inline]
 pub(super) fn leave(shared: &Shared, number: u64) {
     let berth = shared.segment.berth(shared.me);
-    berth.left.store(number, Ordering::SeqCst);
+    berth.left.store(number, Ordering::Release);
+}
+
+/// Tells the others, inside an operation, that this rank has come to this step of it.
+pub(super) fn arrive(shared: &Shared, step: u64) {
+    let berth = shared.segment.berth(shared.me);
+    berth.step.store(step, Ordering::SeqCst);
     shared.segment.head().ring();
 }
 
-/// Waits, inside an operation, until every rank has come to this step of it.
-pub(super) fn step(shared: &Shared, letters: &mut Letters, step: u64) -> Result<()> {
+/// Waits until every rank has come to this step.
+pub(super) fn wait(shared: &Shared, letters: &mut Letters, step: u64) -> Result<()> {
     let segment = &shared.segment;
-    segment.berth(shared.me).step.store(step, Ordering::SeqCst);
-    segment.head().ring();
     let behind = |rank: usize| segment.berth(rank).step.load(Ordering::Acquire) < step;
     let all = || (!(0..segment.ranks()).any(behind)).then_some(Ok(()));
     shared.wait(letters, all, |waited| {

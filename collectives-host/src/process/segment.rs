@@ -13,6 +13,9 @@ use crate::engine::Mapping;
 pub(super) const BOARD: usize = 64 << 10;
 /// Operands in transit, one step of an operation.
 pub(super) const STAGE: usize = 256 << 10;
+/// Stages of a rank: one that peers read, one that is filled meanwhile, and one that a peer which is
+/// behind may still read.
+pub(super) const STAGES: usize = 3;
 /// A message in transit.
 pub(super) const PACKET: usize = 32 << 10;
 
@@ -32,9 +35,6 @@ pub(super) struct Head {
 /// One rank's words.
 #[repr(C)]
 pub(super) struct Berth {
-    /// Twice the number of the operation this was last decided for, plus one if the rank did not
-    /// arrive in it.
-    pub(super) word: CachePadded<AtomicU64>,
     /// The last operation this rank has left.
     pub(super) left: CachePadded<AtomicU64>,
     /// Steps of operations this rank has come to.
@@ -82,7 +82,7 @@ impl Layout {
         let channels = berths + pages(ranks * size_of::<Berth>());
         let boards = channels + pages(ranks * ranks * size_of::<Channel>());
         let stages = boards + ranks * 2 * BOARD;
-        let packets = stages + ranks * 2 * STAGE;
+        let packets = stages + ranks * STAGES * STAGE;
         Self {
             berths,
             channels,
@@ -143,16 +143,26 @@ impl Segment {
         unsafe { self.words(at) }
     }
 
-    /// One of a rank's two boards, of [`BOARD`] bytes.
+    /// How far a rank has come, by the operations with boards like this one's: twice the number of the
+    /// last one, plus one if the rank did not arrive in it. It lies at the front of the board, so that
+    /// what the rank says comes with it.
+    pub(super) fn word(&self, rank: usize, parity: u64) -> &AtomicU64 {
+        debug_assert!(rank < self.ranks);
+        // SAFETY: A board begins with it, and nothing else is written there.
+        unsafe { &*self.board(rank, parity).cast() }
+    }
+
+    /// One of a rank's two boards, of [`BOARD`] bytes, which it takes in turn: no rank is two operations
+    /// ahead of another.
     pub(super) fn board(&self, rank: usize, parity: u64) -> *mut u8 {
         let index = rank * 2 + usize::from(parity & 1 == 1);
         self.place(Layout::of(self.ranks).boards + index * BOARD)
     }
 
-    /// One of a rank's two stages, of [`STAGE`] bytes.
-    pub(super) fn stage(&self, rank: usize, parity: u64) -> *mut u8 {
-        let index = rank * 2 + usize::from(parity & 1 == 1);
-        self.place(Layout::of(self.ranks).stages + index * STAGE)
+    /// One of a rank's [`STAGES`], of [`STAGE`] bytes, which it takes in turn.
+    pub(super) fn stage(&self, rank: usize, step: u64) -> *mut u8 {
+        let turn = usize::try_from(step % STAGES as u64).unwrap_or(0);
+        self.place(Layout::of(self.ranks).stages + (rank * STAGES + turn) * STAGE)
     }
 
     /// One of a channel's two packets, of [`PACKET`] bytes.

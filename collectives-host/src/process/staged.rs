@@ -1,8 +1,10 @@
 //! Operations whose operands are private: they go through the ranks' stages, step by step.
 //!
-//! In a step every rank writes its stage, all meet, and every rank reads the others'. A rank has two
-//! stages and alternates, so that one meeting a step is enough: who writes a stage again has met
-//! everybody who read it.
+//! In a step every rank writes its stage, all meet, and every rank reads the others'. Operations of
+//! several steps write the next stage before they read, so that a rank which is a little behind holds
+//! up nobody. A rank has three stages and takes them in turn, so that one meeting a step is enough: who
+//! has come to a step has read everything of the step two before it, and who writes a stage again has
+//! met everybody at the step before.
 
 use std::ptr;
 
@@ -33,7 +35,7 @@ const FOLD_ALL: usize = 2;
 pub(super) struct Staged<'a> {
     pub(super) shared: &'a Shared,
     pub(super) call: &'a Collective<'a>,
-    pub(super) boards: &'a Boards,
+    pub(super) boards: &'a Boards<'a>,
     pub(super) letters: &'a mut Letters,
     pub(super) steps: &'a mut u64,
     pub(super) scratch: &'a mut FoldScratch,
@@ -127,20 +129,54 @@ impl Staged<'_> {
         self.shared.segment.stage(self.me(), *self.steps)
     }
 
-    /// Meets everybody, and gives where their stages are.
-    fn step(&mut self) -> Result<u64> {
-        let parity = *self.steps;
+    /// This rank's stage is filled; gives the number of the step.
+    fn arrive(&mut self) -> u64 {
+        let step = *self.steps;
         *self.steps += 1;
-        meeting::step(self.shared, self.letters, *self.steps)?;
-        Ok(parity)
+        meeting::arrive(self.shared, *self.steps);
+        step
     }
 
-    fn stage(&self, rank: usize, parity: u64) -> *const u8 {
-        self.shared.segment.stage(rank, parity).cast_const()
+    /// Waits until the stages of all ranks are filled.
+    fn wait(&mut self, step: u64) -> Result<()> {
+        meeting::wait(self.shared, self.letters, step + 1)
     }
 
-    fn scalar(&self, rank: usize) -> u64 {
-        self.boards.post(rank).scalar
+    /// Meets everybody, and gives the number of the step.
+    fn step(&mut self) -> Result<u64> {
+        let step = self.arrive();
+        self.wait(step)?;
+        Ok(step)
+    }
+
+    /// Carries blocks of at most `block` bytes, of `whole` in all: `fill` puts one into this rank's
+    /// stage, and `drain` takes it from those of all ranks. Both get where the block begins.
+    fn carry(
+        &mut self,
+        (block, whole): (usize, usize),
+        fill: impl Fn(&Self, usize, *mut u8),
+        mut drain: impl FnMut(&mut Self, usize, u64) -> Result<()>,
+    ) -> Result<()> {
+        if whole == 0 {
+            return Ok(());
+        }
+        fill(self, 0, self.own_stage());
+        let mut filled = self.arrive();
+        for begin in (0..whole).step_by(block) {
+            let step = filled;
+            self.wait(step)?;
+            let next = begin + block;
+            if next < whole {
+                fill(self, next, self.own_stage());
+                filled = self.arrive();
+            }
+            drain(self, begin, step)?;
+        }
+        Ok(())
+    }
+
+    fn stage(&self, rank: usize, step: u64) -> *const u8 {
+        self.shared.segment.stage(rank, step).cast_const()
     }
 
     /// Folds `bytes` of the inputs that `at` gives into `to`.
@@ -148,17 +184,16 @@ impl Staged<'_> {
         &mut self,
         op: ReduceOp,
         bytes: usize,
-        at: impl Fn(&Self, usize) -> *const u8,
+        at: impl Fn(usize) -> *const u8,
         to: *mut u8,
     ) -> Result<()> {
-        let elements = bytes / self.unit();
-        let inputs: Vec<_> = (0..self.ranks())
-            .map(|rank| Input {
-                addr: at(self, rank),
-                scalar: self.scalar(rank),
-            })
-            .collect();
         let kind = (self.call.dtype, op);
+        let elements = bytes / self.unit();
+        let boards = self.boards;
+        let inputs = (0..self.ranks()).map(|rank| Input {
+            addr: at(rank),
+            scalar: boards.scalar(rank),
+        });
         let to = std::iter::once(to);
         // SAFETY: Inputs lie on boards and stages that nobody writes now, or are this rank's own;
         // the target is this rank's, and apart from them or the same range as its own input.
@@ -170,25 +205,31 @@ impl Staged<'_> {
         let receives = root.is_none_or(|root| root == self.me());
         if self.is_inline() {
             if receives {
-                let at = |own: &Self, rank: usize| own.boards.payload(rank);
-                self.fold(op, bytes, at, self.recv(0))?;
+                let boards = self.boards;
+                self.fold(op, bytes, |rank| boards.payload(rank), self.recv(0))?;
             }
             return Ok(());
         }
-        let mut begin = 0;
-        while begin < bytes {
-            let block = BLOCK.min(bytes - begin);
-            copy(self.send(begin), self.own_stage(), block);
-            let parity = self.step()?;
-            if self.ranks() <= FOLD_ALL {
-                if receives {
-                    let at = |own: &Self, rank: usize| own.stage(rank, parity);
-                    self.fold(op, block, at, self.recv(begin))?;
+        let block = |begin: usize| BLOCK.min(bytes - begin);
+        if self.ranks() <= FOLD_ALL {
+            let fill = |own: &Self, begin: usize, stage| copy(own.send(begin), stage, block(begin));
+            return self.carry((BLOCK, bytes), fill, |own, begin, step| {
+                let (shared, me, mine) = (own.shared, own.me(), own.send(begin));
+                // Its own input is nearer where it came from.
+                let at = |rank: usize| match rank == me {
+                    true => mine,
+                    false => shared.segment.stage(rank, step).cast_const(),
+                };
+                match receives {
+                    true => own.fold(op, block(begin), at, own.recv(begin)),
+                    false => Ok(()),
                 }
-            } else {
-                self.share_fold(op, (begin, block), parity, receives)?;
-            }
-            begin += block;
+            });
+        }
+        for begin in (0..bytes).step_by(BLOCK) {
+            copy(self.send(begin), self.own_stage(), block(begin));
+            let step = self.step()?;
+            self.share_fold(op, (begin, block(begin)), step, receives)?;
         }
         Ok(())
     }
@@ -198,7 +239,7 @@ impl Staged<'_> {
         &mut self,
         op: ReduceOp,
         (begin, block): (usize, usize),
-        parity: u64,
+        step: u64,
         receives: bool,
     ) -> Result<()> {
         let share = block.div_ceil(self.ranks()).next_multiple_of(LINE);
@@ -208,13 +249,17 @@ impl Staged<'_> {
         };
         let (from, length) = of(self.me());
         let to = self.own_stage();
-        let at = |own: &Self, rank: usize| own.stage(rank, parity).wrapping_add(from);
+        let shared = self.shared;
+        let at = |rank| {
+            let stage = shared.segment.stage(rank, step);
+            stage.wrapping_add(from).cast_const()
+        };
         self.fold(op, length, at, to)?;
-        let parity = self.step()?;
+        let step = self.step()?;
         if receives {
             for rank in 0..self.ranks() {
                 let (from, length) = of(rank);
-                copy(self.stage(rank, parity), self.recv(begin + from), length);
+                copy(self.stage(rank, step), self.recv(begin + from), length);
             }
         }
         Ok(())
@@ -225,28 +270,29 @@ impl Staged<'_> {
         let counts = self.call.counts;
         if self.is_inline() {
             let (place, length) = self.part(counts, self.me());
-            let at = |own: &Self, rank: usize| own.boards.payload(rank).wrapping_add(place);
+            let boards = self.boards;
+            let at = |rank| boards.payload(rank).wrapping_add(place);
             return self.fold(op, length, at, self.recv(0));
         }
         let piece = BLOCK / self.ranks() / LINE * LINE;
         let longest = self.longest(counts);
-        let mut begin = 0;
-        while begin < longest {
-            let now = |length: usize| piece.min(length.saturating_sub(begin));
-            let stage = self.own_stage();
-            for rank in 0..self.ranks() {
-                let (place, length) = self.part(counts, rank);
+        let now = |begin: usize, length: usize| piece.min(length.saturating_sub(begin));
+        let fill = |own: &Self, begin: usize, stage: *mut u8| {
+            for rank in 0..own.ranks() {
+                let (place, length) = own.part(counts, rank);
                 let to = stage.wrapping_add(rank * piece);
-                copy(self.send(place + begin.min(length)), to, now(length));
+                copy(own.send(place + begin.min(length)), to, now(begin, length));
             }
-            let parity = self.step()?;
-            let mine = self.part(counts, self.me()).1;
-            let place = self.me() * piece;
-            let at = |own: &Self, rank: usize| own.stage(rank, parity).wrapping_add(place);
-            self.fold(op, now(mine), at, self.recv(begin.min(mine)))?;
-            begin += piece;
-        }
-        Ok(())
+        };
+        self.carry((piece, longest), fill, |own, begin, step| {
+            let (shared, mine) = (own.shared, own.part(counts, own.me()).1);
+            let place = own.me() * piece;
+            let at = |rank| {
+                let stage = shared.segment.stage(rank, step);
+                stage.wrapping_add(place).cast_const()
+            };
+            own.fold(op, now(begin, mine), at, own.recv(begin.min(mine)))
+        })
     }
 
     /// Every rank publishes its input, and those who receive copy all.
@@ -263,21 +309,18 @@ impl Staged<'_> {
         }
         let longest = self.longest(counts);
         let mine = self.part(counts, self.me()).1;
-        let mut begin = 0;
-        while begin < longest {
-            let now = |length: usize| BLOCK.min(length.saturating_sub(begin));
-            copy(self.send(begin.min(mine)), self.own_stage(), now(mine));
-            let parity = self.step()?;
-            if receives(self) {
-                for rank in 0..self.ranks() {
-                    let (place, length) = self.part(counts, rank);
-                    let to = self.recv(place + begin.min(length));
-                    copy(self.stage(rank, parity), to, now(length));
-                }
+        let now = |begin: usize, length: usize| BLOCK.min(length.saturating_sub(begin));
+        let fill = |own: &Self, begin: usize, stage| {
+            copy(own.send(begin.min(mine)), stage, now(begin, mine));
+        };
+        self.carry((BLOCK, longest), fill, |own, begin, step| {
+            for rank in (0..own.ranks()).filter(|_| receives(own)) {
+                let (place, length) = own.part(counts, rank);
+                let to = own.recv(place + begin.min(length));
+                copy(own.stage(rank, step), to, now(begin, length));
             }
-            begin += BLOCK;
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Every rank, or the one that sends, has a part for each; a step carries a piece of each.
@@ -305,26 +348,32 @@ impl Staged<'_> {
             return Ok(());
         }
         let piece = BLOCK / self.ranks() / LINE * LINE;
-        let mut begin = 0;
-        while begin < longest {
-            let now = |length: usize| piece.min(length.saturating_sub(begin));
-            let stage = self.own_stage();
-            for to in (0..self.ranks()).filter(|_| sends_now) {
-                let (place, length) = sends(self, to);
+        let now = |begin: usize, length: usize| piece.min(length.saturating_sub(begin));
+        let fill = |own: &Self, begin: usize, stage: *mut u8| {
+            for to in (0..own.ranks()).filter(|_| sends_now) {
+                let (place, length) = sends(own, to);
                 let target = stage.wrapping_add(to * piece);
-                copy(self.send(place + begin.min(length)), target, now(length));
+                copy(
+                    own.send(place + begin.min(length)),
+                    target,
+                    now(begin, length),
+                );
             }
-            let parity = self.step()?;
+        };
+        self.carry((piece, longest), fill, |own, begin, step| {
             let mut place = 0;
-            for from in sources(self.ranks()) {
-                let length = receives(self, from);
-                let part = self.stage(from, parity).wrapping_add(self.me() * piece);
-                copy(part, self.recv(place + begin.min(length)), now(length));
+            for from in sources(own.ranks()) {
+                let length = receives(own, from);
+                let part = own.stage(from, step).wrapping_add(own.me() * piece);
+                copy(
+                    part,
+                    own.recv(place + begin.min(length)),
+                    now(begin, length),
+                );
                 place += length;
             }
-            begin += piece;
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     fn broadcast(&mut self, root: usize) -> Result<()> {
@@ -333,17 +382,16 @@ impl Staged<'_> {
             copy(self.boards.payload(root), self.recv(0), bytes);
             return Ok(());
         }
-        let mut begin = 0;
-        while begin < bytes {
-            let block = BLOCK.min(bytes - begin);
-            if self.me() == root {
-                copy(self.send(begin), self.own_stage(), block);
+        let block = |begin: usize| BLOCK.min(bytes - begin);
+        let fill = |own: &Self, begin: usize, stage| {
+            if own.me() == root {
+                copy(own.send(begin), stage, block(begin));
             }
-            let parity = self.step()?;
-            copy(self.stage(root, parity), self.recv(begin), block);
-            begin += block;
-        }
-        Ok(())
+        };
+        self.carry((BLOCK, bytes), fill, |own, begin, step| {
+            copy(own.stage(root, step), own.recv(begin), block(begin));
+            Ok(())
+        })
     }
 }
 

@@ -121,7 +121,7 @@ impl ProcessTransport {
         calls: &[Collective<'_>],
         deadline: Duration,
         is_captured: bool,
-    ) -> Result<(Boards, Inside<'a>)> {
+    ) -> Result<(Boards<'a>, Inside<'a>)> {
         let shared = &self.shared;
         seat.number += 1;
         let number = seat.number;
@@ -137,7 +137,11 @@ impl ProcessTransport {
         }
         meeting::meet(shared, &mut seat.letters, number, deadline)?;
         // SAFETY: All have arrived, and this rank leaves when `inside` is dropped.
-        let boards = unsafe { Boards::read(segment, number) };
+        let boards = unsafe { Boards::read(segment, shared.me, number) };
+        boards.make_ready_for_next(shared.me);
+        if boards.are_alike() {
+            return Ok((boards, inside));
+        }
         compare::shapes(&boards)?;
         if let [_] = calls {
             compare::operations(&boards)?;
