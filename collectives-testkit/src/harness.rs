@@ -56,7 +56,8 @@ pub trait Harness: Send + Sync + 'static {
         world.bootstrap(deadline)
     }
 
-    /// Whether only one world may exist at a time, as on a GPU that the ranks share.
+    /// Whether only one world may exist at a time, as on a GPU that the ranks share. Cases then run in
+    /// the order of the worlds they want, so that each world is started once.
     fn is_exclusive(&self) -> bool {
         false
     }
@@ -84,7 +85,7 @@ pub enum Ranks {
     /// A process, started from the test's own binary; each world serves many cases too. On Linux.
     Processes,
     /// A process that [another launcher](Harness::launcher) starts, mpirun for example, from the
-    /// test's own binary; a world per case. On Linux.
+    /// test's own binary. On Linux.
     Launched,
 }
 

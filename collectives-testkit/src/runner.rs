@@ -143,12 +143,20 @@ fn trials(
     report: &Arc<Mutex<Report>>,
 ) -> Vec<Trial> {
     let worlds = Arc::new(Worlds::new(Arc::clone(harness), limits));
-    let mut trials: Vec<_> = suites::cases()
-        .map(|(suite, case)| trial(&worlds, required, report, suite, case))
-        .collect();
+    let mut cases: Vec<_> = suites::cases().collect();
     let claims = Capability::ALL.into_iter().filter_map(claims::case);
-    trials.extend(claims.map(|case| trial(&worlds, required, report, "claims", case)));
-    trials
+    cases.extend(claims.map(|case| ("claims", case)));
+    if harness.is_exclusive() {
+        // Where one world exists at a time, those that share one follow each other.
+        cases.sort_by_key(|(_, case)| {
+            let setup = worlds.setup(case);
+            (setup.terrain.name(), setup.ranks)
+        });
+    }
+    cases
+        .into_iter()
+        .map(|(suite, case)| trial(&worlds, required, report, suite, case))
+        .collect()
 }
 
 fn trial(

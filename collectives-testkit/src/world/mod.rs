@@ -88,16 +88,22 @@ impl Worlds {
         &self.harness
     }
 
+    /// The world that a case runs on.
+    pub(crate) fn setup(&self, case: &Case) -> Setup {
+        let mut setup = case.setup(self.limits.call);
+        if !self.harness.heeds_terrain() {
+            setup.terrain = Terrain::default();
+        }
+        setup
+    }
+
     /// Runs a case on every rank of a world of its setup.
     ///
     /// # Errors
     ///
     /// Naming each rank that failed, how, and its last operation.
     pub fn run(&self, case: &Case, bug: Option<Planted>) -> Outcome {
-        let mut setup = case.setup(self.limits.call);
-        if !self.harness.heeds_terrain() {
-            setup.terrain = Terrain::default();
-        }
+        let setup = self.setup(case);
         #[cfg(unix)]
         let _inside = exit::Inside::of(format!("{} ({})", case.id, case.title));
         let idle = self.lock().get_mut(&setup).and_then(Vec::pop);
