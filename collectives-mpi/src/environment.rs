@@ -124,6 +124,14 @@ impl Mpi {
         &self.version
     }
 
+    /// Has communicators that are made from now on sum and multiply 32 and 64-bit floats in the order
+    /// of ranks, by [exchanging and folding](crate#what-mpi-decides) them, so that results have the
+    /// bits of the other backends. Otherwise MPI chooses the order, which is faster, and above two
+    /// ranks may be another for each size. All ranks say the same, or cannot connect.
+    pub fn sum_in_rank_order(&self, ordered: bool) {
+        group::sum_in_rank_order(ordered);
+    }
+
     /// Lets one MPI call carry at most this many bytes, so that tests reach what otherwise takes more
     /// than 2 GiB. All ranks set the same, before they make communicators.
     #[doc(hidden)]

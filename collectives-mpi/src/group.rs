@@ -1,7 +1,7 @@
 //! The ranks of one communicator, as operations on it see them.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use collectives_core::collective::Counts;
 use collectives_core::error::Result;
@@ -12,6 +12,9 @@ use crate::raw::{Comm, int};
 /// The most bytes, or elements, that one MPI call carries: what its `int` can count.
 static LARGEST: AtomicUsize = AtomicUsize::new(c_int::MAX as usize);
 
+/// Whether floats are summed in the order of ranks.
+static IN_RANK_ORDER: AtomicBool = AtomicBool::new(false);
+
 /// Who takes part in an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Group {
@@ -20,6 +23,8 @@ pub(crate) struct Group {
     pub(crate) ranks: usize,
     /// What one call carries at most.
     pub(crate) largest: usize,
+    /// Whether floats are summed in the order of ranks, or in whichever MPI chooses.
+    pub(crate) in_rank_order: bool,
 }
 
 /// Each rank's bytes, and where they begin, as MPI takes them.
@@ -29,12 +34,13 @@ pub(crate) struct Parts {
 }
 
 impl Group {
-    pub(crate) fn new(comm: Comm, me: usize, ranks: usize) -> Self {
+    pub(crate) fn new(comm: Comm, me: usize, ranks: usize, in_rank_order: bool) -> Self {
         Self {
             comm,
             me,
             ranks,
             largest: LARGEST.load(Ordering::Relaxed),
+            in_rank_order,
         }
     }
 
@@ -65,6 +71,16 @@ impl Parts {
     pub(crate) fn as_pair(&self) -> (&[c_int], &[c_int]) {
         (&self.counts, &self.places)
     }
+}
+
+/// Whether communicators that are made now sum floats in the order of ranks.
+pub(crate) fn is_in_rank_order() -> bool {
+    IN_RANK_ORDER.load(Ordering::Relaxed)
+}
+
+/// Has communicators that are made from now on sum floats in the order of ranks.
+pub(crate) fn sum_in_rank_order(ordered: bool) {
+    IN_RANK_ORDER.store(ordered, Ordering::Relaxed);
 }
 
 /// Lets one MPI call carry at most this many bytes.

@@ -63,6 +63,8 @@ mod raw;
 #[cfg(feature = "system-mpi")]
 mod reductions;
 #[cfg(feature = "system-mpi")]
+mod requests;
+#[cfg(feature = "system-mpi")]
 mod transport;
 #[cfg(feature = "system-mpi")]
 mod watchdog;

@@ -7,7 +7,7 @@ use collectives_core::collective::{Collective, Op};
 use collectives_core::error::{Error, Field, Result};
 
 use crate::group::Group;
-use crate::raw::Requests;
+use crate::requests::Requests;
 
 /// Messages that users send and receive.
 const USERS: c_int = 1;
@@ -20,6 +20,17 @@ pub(crate) struct Piece<P> {
     pub(crate) rank: usize,
     pub(crate) addr: P,
     pub(crate) bytes: usize,
+}
+
+impl Piece<*mut u8> {
+    /// The same bytes, to be read.
+    pub(crate) fn to_send(self) -> Piece<*const u8> {
+        Piece {
+            rank: self.rank,
+            addr: self.addr.cast_const(),
+            bytes: self.bytes,
+        }
+    }
 }
 
 /// Sends and receives everything, in pieces that one call can carry; what a rank has for itself is
@@ -45,7 +56,7 @@ pub(crate) unsafe fn exchange(
         for (offset, bytes) in cuts(piece.bytes, group.largest).filter(|&(_, bytes)| bytes > 0) {
             let to = piece.addr.wrapping_add(offset);
             // SAFETY: By the caller.
-            unsafe { group.comm.irecv(&mut requests, to, bytes, from) }?;
+            unsafe { requests.receive(group.comm, (to, bytes), from) }?;
         }
     }
     for piece in sends {
@@ -60,7 +71,7 @@ pub(crate) unsafe fn exchange(
         for (offset, bytes) in cuts(piece.bytes, group.largest).filter(|&(_, bytes)| bytes > 0) {
             let from = piece.addr.wrapping_add(offset);
             // SAFETY: By the caller.
-            unsafe { group.comm.isend(&mut requests, from, bytes, to) }?;
+            unsafe { requests.send(group.comm, (from, bytes), to) }?;
         }
     }
     settle(requests)
@@ -80,7 +91,7 @@ pub(crate) unsafe fn post(group: &Group, calls: &[Collective<'_>]) -> Result<Req
                 for (offset, bytes) in cuts(call.recv.bytes, group.largest) {
                     let to = call.recv.addr.as_ptr::<u8>().wrapping_add(offset);
                     // SAFETY: By the caller.
-                    unsafe { group.comm.irecv(&mut requests, to, bytes, from) }?;
+                    unsafe { requests.receive(group.comm, (to, bytes), from) }?;
                 }
             }
             Op::Send { to } => {
@@ -88,7 +99,7 @@ pub(crate) unsafe fn post(group: &Group, calls: &[Collective<'_>]) -> Result<Req
                 for (offset, bytes) in cuts(call.send.bytes, group.largest) {
                     let from = call.send.addr.as_ptr::<u8>().wrapping_add(offset);
                     // SAFETY: By the caller.
-                    unsafe { group.comm.isend(&mut requests, from, bytes, to) }?;
+                    unsafe { requests.send(group.comm, (from, bytes), to) }?;
                 }
             }
             _ => {}

@@ -112,25 +112,15 @@ unsafe fn gather(
     unit: usize,
     root: Rank,
 ) -> Result<()> {
-    let (place, bytes) = part(counts, group.me, unit);
-    let is_root = root.index() == group.me;
-    if total(counts, group.ranks) * unit > group.largest {
-        let send = std::iter::once(Piece {
-            rank: root.index(),
-            addr: send.cast_const(),
-            bytes,
-        });
-        let to = if is_root { group.ranks } else { 0 };
+    let rooted = Rooted::new(group, recv, counts, unit, root);
+    if rooted.is_cut {
+        let send = std::iter::once(rooted.piece(send).to_send());
         // SAFETY: By the caller of `run`.
-        return unsafe { exchange(group, send, pieces(recv, counts, to, unit)) };
+        return unsafe { exchange(group, send, rooted.pieces()) };
     }
-    let from = if is_root && bytes > 0 && std::ptr::eq(send, recv.wrapping_add(place)) {
-        in_place().cast_const()
-    } else {
-        send.cast_const().cast::<c_void>()
-    };
+    let from = rooted.own(send).cast_const();
     let parts = Parts::of(counts, group.ranks, unit)?;
-    let root = Group::int(root.index());
+    let (bytes, root) = (rooted.bytes, rooted.root());
     // SAFETY: By the caller of `run`.
     unsafe { group.comm.gatherv(from, bytes, recv, parts.as_pair(), root) }
 }
@@ -142,32 +132,86 @@ unsafe fn scatter(
     unit: usize,
     root: Rank,
 ) -> Result<()> {
-    let (place, bytes) = part(counts, group.me, unit);
-    let is_root = root.index() == group.me;
-    if total(counts, group.ranks) * unit > group.largest {
-        let from = if is_root { group.ranks } else { 0 };
-        let sends = pieces(send, counts, from, unit).map(|piece| Piece {
-            rank: piece.rank,
-            addr: piece.addr.cast_const(),
-            bytes: piece.bytes,
-        });
-        let receive = std::iter::once(Piece {
-            rank: root.index(),
-            addr: recv,
-            bytes,
-        });
+    let rooted = Rooted::new(group, send, counts, unit, root);
+    if rooted.is_cut {
+        let sends = rooted.pieces().map(Piece::to_send);
+        let receive = std::iter::once(rooted.piece(recv));
         // SAFETY: By the caller of `run`.
         return unsafe { exchange(group, sends, receive) };
     }
-    let to = if is_root && bytes > 0 && std::ptr::eq(recv, send.wrapping_add(place)) {
-        in_place()
-    } else {
-        recv.cast::<c_void>()
-    };
+    let to = rooted.own(recv);
     let parts = Parts::of(counts, group.ranks, unit)?;
-    let root = Group::int(root.index());
+    let (bytes, root) = (rooted.bytes, rooted.root());
     // SAFETY: By the caller of `run`.
     unsafe { group.comm.scatterv(send, parts.as_pair(), to, bytes, root) }
+}
+
+/// A root's whole, of which every rank, the root too, has a part elsewhere.
+struct Rooted<'a> {
+    group: &'a Group,
+    whole: *mut u8,
+    counts: &'a Counts<'a>,
+    unit: usize,
+    root: Rank,
+    /// Where this rank's part lies in the whole, and its length.
+    place: usize,
+    bytes: usize,
+    /// Whether it is more than one call carries.
+    is_cut: bool,
+}
+
+impl<'a> Rooted<'a> {
+    fn new(
+        group: &'a Group,
+        whole: *mut u8,
+        counts: &'a Counts<'a>,
+        unit: usize,
+        root: Rank,
+    ) -> Self {
+        let (place, bytes) = part(counts, group.me, unit);
+        Self {
+            group,
+            whole,
+            counts,
+            unit,
+            root,
+            place,
+            bytes,
+            is_cut: total(counts, group.ranks) * unit > group.largest,
+        }
+    }
+
+    fn is_root(&self) -> bool {
+        self.root.index() == self.group.me
+    }
+
+    fn root(&self) -> std::ffi::c_int {
+        Group::int(self.root.index())
+    }
+
+    /// This rank's part, which goes to the root or comes from it.
+    fn piece(&self, addr: *mut u8) -> Piece<*mut u8> {
+        Piece {
+            rank: self.root.index(),
+            addr,
+            bytes: self.bytes,
+        }
+    }
+
+    /// The parts of the whole, on the root.
+    fn pieces(&self) -> impl Iterator<Item = Piece<*mut u8>> {
+        let ranks = if self.is_root() { self.group.ranks } else { 0 };
+        pieces(self.whole, self.counts, ranks, self.unit)
+    }
+
+    /// This rank's part as MPI takes it, which is told where the part lies in the whole already.
+    fn own(&self, addr: *mut u8) -> *mut c_void {
+        let within = self.whole.wrapping_add(self.place);
+        match self.is_root() && self.bytes > 0 && std::ptr::eq(addr, within) {
+            true => in_place(),
+            false => addr.cast(),
+        }
+    }
 }
 
 /// # Safety
@@ -181,11 +225,7 @@ pub(crate) unsafe fn all_to_all(
 ) -> Result<()> {
     let ranks = group.ranks;
     // A rank cannot tell whether the counts of others are even too, so it is always messages.
-    let sends = pieces(send, counts, ranks, unit).map(|piece| Piece {
-        rank: piece.rank,
-        addr: piece.addr.cast_const(),
-        bytes: piece.bytes,
-    });
+    let sends = pieces(send, counts, ranks, unit).map(Piece::to_send);
     // SAFETY: By the caller; parts do not overlap.
     unsafe { exchange(group, sends, pieces(recv, recv_counts, ranks, unit)) }
 }

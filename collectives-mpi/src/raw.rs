@@ -52,14 +52,6 @@ fn too_large(value: usize) -> Error {
     Misuse::Other(format!("{value} is more than one MPI call can take")).into()
 }
 
-/// Requests that are complete when [`Requests::wait`] returns.
-#[derive(Debug, Default)]
-pub(crate) struct Requests {
-    requests: Vec<ffi::MPI_Request>,
-    /// Of each request that receives: its index, the sender and the bytes expected.
-    receives: Vec<(usize, c_int, c_int)>,
-}
-
 impl Comm {
     /// All ranks of the job.
     pub(crate) fn world() -> Self {
@@ -71,6 +63,11 @@ impl Comm {
     pub(crate) fn own() -> Self {
         // SAFETY: As above.
         Self(unsafe { ffi::RSMPI_COMM_SELF })
+    }
+
+    /// What MPI knows it by.
+    pub(crate) fn handle(self) -> ffi::MPI_Comm {
+        self.0
     }
 
     pub(crate) fn rank(self) -> Result<usize> {
@@ -148,7 +145,7 @@ impl Comm {
 /// # Safety
 ///
 /// In all of these, operands are as long as counts and displacements say and nobody else uses them
-/// until the call returns, or, of messages, until their requests were waited for.
+/// until the call returns.
 impl Comm {
     pub(crate) unsafe fn bcast(self, buffer: *mut u8, bytes: usize, root: c_int) -> Result<()> {
         let count = int(bytes)?;
@@ -323,97 +320,5 @@ impl Comm {
             )
         };
         check("MPI_Alltoallv", code)
-    }
-
-    pub(crate) unsafe fn isend(
-        self,
-        requests: &mut Requests,
-        send: *const u8,
-        bytes: usize,
-        (to, tag): (c_int, c_int),
-    ) -> Result<()> {
-        let count = int(bytes)?;
-        let request = requests.next();
-        // SAFETY: By the caller.
-        let code = unsafe { ffi::MPI_Isend(send.cast(), count, byte(), to, tag, self.0, request) };
-        requests.started(check("MPI_Isend", code), None)
-    }
-
-    pub(crate) unsafe fn irecv(
-        self,
-        requests: &mut Requests,
-        recv: *mut u8,
-        bytes: usize,
-        (from, tag): (c_int, c_int),
-    ) -> Result<()> {
-        let count = int(bytes)?;
-        let request = requests.next();
-        // SAFETY: By the caller.
-        let code =
-            unsafe { ffi::MPI_Irecv(recv.cast(), count, byte(), from, tag, self.0, request) };
-        requests.started(check("MPI_Irecv", code), Some((from, count)))
-    }
-}
-
-impl Requests {
-    fn next(&mut self) -> *mut ffi::MPI_Request {
-        // SAFETY: The shim's constant is initialised before `main`.
-        self.requests.push(unsafe { ffi::RSMPI_REQUEST_NULL });
-        let last = self.requests.len() - 1;
-        &raw mut self.requests[last]
-    }
-
-    fn started(&mut self, result: Result<()>, receives: Option<(c_int, c_int)>) -> Result<()> {
-        if let (Ok(()), Some((from, bytes))) = (&result, receives) {
-            self.receives.push((self.requests.len() - 1, from, bytes));
-        }
-        result
-    }
-
-    /// Waits for all; gives the first receive that got other than what it expected: the sender, the
-    /// bytes that came, and the bytes that were expected.
-    pub(crate) fn wait(mut self) -> Result<Option<(c_int, c_int, c_int)>> {
-        self.wait_for_all()
-    }
-
-    fn wait_for_all(&mut self) -> Result<Option<(c_int, c_int, c_int)>> {
-        let mut requests = std::mem::take(&mut self.requests);
-        if requests.is_empty() {
-            return Ok(None);
-        }
-        // SAFETY: A status is numbers, for which zeroes are values.
-        let empty: ffi::MPI_Status = unsafe { std::mem::zeroed() };
-        let mut statuses = vec![empty; requests.len()];
-        let count = int(requests.len())?;
-        let requests = requests.as_mut_ptr();
-        // SAFETY: There is a status for each request, all of which were started or are null.
-        let code = unsafe { ffi::MPI_Waitall(count, requests, statuses.as_mut_ptr()) };
-        if code == ffi::MPI_ERR_IN_STATUS.cast_signed() {
-            let failed = statuses.iter().map(|status| status.MPI_ERROR);
-            for error in failed.filter(|&error| error != ffi::MPI_ERR_PENDING.cast_signed()) {
-                check("MPI_Waitall", error)?;
-            }
-        }
-        check("MPI_Waitall", code)?;
-        for &(index, from, expected) in &self.receives {
-            let mut came = 0;
-            // SAFETY: The status is one of a receive that is complete.
-            let code =
-                unsafe { ffi::MPI_Get_count(&raw const statuses[index], byte(), &raw mut came) };
-            check("MPI_Get_count", code)?;
-            if came != expected {
-                return Ok(Some((from, came, expected)));
-            }
-        }
-        Ok(None)
-    }
-}
-
-impl Drop for Requests {
-    /// Where starting one of several failed, the others still use their operands.
-    fn drop(&mut self) {
-        if let Err(error) = self.wait_for_all() {
-            tracing::error!(%error, "messages beside one that failed");
-        }
     }
 }

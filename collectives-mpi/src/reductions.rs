@@ -21,7 +21,9 @@ const ROOTED: usize = 16 << 20;
 ///
 /// The operands are valid, and all ranks call it alike.
 pub(crate) unsafe fn run(group: &Group, call: &Collective<'_>, work: &mut Work) -> Result<()> {
-    let native = call.reduction().and_then(|op| Native::of(call.dtype, op));
+    let ordered = group.in_rank_order && call.dtype.is_float();
+    let native = call.reduction().filter(|_| !ordered);
+    let native = native.and_then(|op| Native::of(call.dtype, op));
     let Some(native) = native else {
         // SAFETY: By the caller.
         return unsafe { folded::run(group, call, work) };

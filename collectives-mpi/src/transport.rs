@@ -14,7 +14,7 @@ use collectives_host::engine::{Health, Ranks, Transport};
 use crate::environment::{Mpi, Threads};
 use crate::error::BACKEND;
 use crate::folded::Work;
-use crate::group::Group;
+use crate::group::{self, Group};
 use crate::raw::Comm;
 use crate::watchdog::Flight;
 use crate::{messages, movement, reductions};
@@ -67,9 +67,14 @@ impl Transport for MpiTransport {
         // Rank 0's count of communicators keeps two that are made at once apart.
         static MADE: AtomicI32 = AtomicI32::new(0);
         let made = MADE.fetch_add(1, Ordering::Relaxed) % TAGS;
-        let words = [mpi.rank().0, u32::try_from(mpi.world_size()).unwrap_or(0)];
-        let mut mine: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        mine.extend(made.to_le_bytes());
+        let in_rank_order = group::is_in_rank_order();
+        let words = [
+            c_int::try_from(mpi.rank().0).unwrap_or(c_int::MAX),
+            c_int::try_from(mpi.world_size()).unwrap_or(c_int::MAX),
+            made,
+            c_int::from(in_rank_order),
+        ];
+        let mine: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let all = bootstrap.all_gather("mpi/join", &mine, deadline)?;
         let (members, tag) = members(&all)?;
         let _turn = mpi.turn();
@@ -80,7 +85,7 @@ impl Transport for MpiTransport {
         };
         Ok(Self {
             mpi,
-            group: Group::new(comm, me, members.len()),
+            group: Group::new(comm, me, members.len(), in_rank_order),
             health: Arc::clone(&ranks.health),
             flight,
             work: Mutex::default(),
@@ -156,13 +161,14 @@ fn members(all: &[Vec<u8>]) -> Result<(Vec<c_int>, c_int)> {
     let mut members = Vec::with_capacity(all.len());
     let mut tag = 0;
     let mut worlds = Vec::new();
+    let mut orders = Vec::new();
     for (rank, bytes) in all.iter().enumerate() {
         let garbled = || Misuse::Other(format!("rank {rank} sent a garbled record"));
         let words: Vec<_> = bytes
             .chunks_exact(4)
             .filter_map(|word| Some(c_int::from_le_bytes(word.try_into().ok()?)))
             .collect();
-        let &[of_job, world_size, made] = &words[..] else {
+        let &[of_job, world_size, made, order] = &words[..] else {
             return Err(garbled().into());
         };
         if rank == 0 {
@@ -170,12 +176,18 @@ fn members(all: &[Vec<u8>]) -> Result<(Vec<c_int>, c_int)> {
         }
         members.push(of_job);
         worlds.push(world_size);
+        orders.push(order);
     }
     let mut distinct = members.clone();
     distinct.sort_unstable();
     distinct.dedup();
     if distinct.len() != members.len() || worlds.iter().any(|&size| size != worlds[0]) {
         return Err(strangers(&worlds));
+    }
+    if let Some(rank) = orders.iter().position(|&order| order != orders[0]) {
+        return Err(Error::config(format!(
+            "rank {rank} and rank 0 do not say the same of summing in the order of ranks"
+        )));
     }
     Ok((members, tag))
 }
@@ -193,7 +205,11 @@ fn strangers(worlds: &[c_int]) -> Error {
 mod tests {
     use super::*;
 
-    fn record(words: [c_int; 3]) -> Vec<u8> {
+    fn record([rank, size, tag]: [c_int; 3]) -> Vec<u8> {
+        ordered([rank, size, tag, 0])
+    }
+
+    fn ordered(words: [c_int; 4]) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
@@ -201,6 +217,18 @@ mod tests {
     fn members_are_in_the_order_of_the_control_plane() {
         let all = [record([2, 4, 9]), record([0, 4, 5])];
         assert_eq!(members(&all).unwrap(), (vec![2, 0], 9));
+    }
+
+    #[test]
+    fn ranks_that_order_sums_differently_are_no_world() {
+        let all = [
+            ordered([0, 3, 7, 1]),
+            ordered([1, 3, 8, 1]),
+            ordered([2, 3, 9, 0]),
+        ];
+        assert!(members(&all[..2]).is_ok());
+        let text = members(&all).unwrap_err().to_string();
+        assert!(text.contains("rank 2"), "{text}");
     }
 
     #[test]

@@ -20,6 +20,12 @@ const LOOK: Duration = Duration::from_millis(100);
 /// together may still end it well.
 const GRACE: Duration = Duration::from_millis(500);
 
+/// How much longer than the rank before it each rank waits with ending the job. Open MPI's mpirun may
+/// hang when several ranks end it at once, and the first one ends the others.
+const APART: Duration = Duration::from_millis(100);
+/// Ranks that wait longer than one before them.
+const QUEUE: u32 = 16;
+
 /// What one communicator is doing at the moment.
 #[derive(Debug)]
 pub(crate) struct Flight {
@@ -69,12 +75,13 @@ impl Flight {
             *broken_since = None;
             return None;
         }
-        let waited = Duration::from_nanos(now().saturating_sub(since));
+        let turn = APART * (self.rank.0 % QUEUE);
+        let waited = Duration::from_nanos(now().saturating_sub(since)).saturating_sub(turn);
         let what = name(self.what.load(Ordering::Relaxed));
         let rank = self.rank;
         if let Some(error) = self.health.failure() {
             let begun = broken_since.get_or_insert_with(Instant::now);
-            if begun.elapsed() >= GRACE && waited >= GRACE {
+            if begun.elapsed() >= GRACE + turn && waited >= GRACE {
                 return Some(format!("rank {rank} is inside {what}, and {error}"));
             }
         }

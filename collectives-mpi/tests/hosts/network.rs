@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -71,8 +73,27 @@ impl Network {
             run("ip", &["-n", &host.name, "link", "set", "lo", "up"])?;
         }
         run("unshare", &["--uts", "true"])?;
+        network.wait_for_cable()?;
         network.write_agent()?;
         Ok(network)
+    }
+
+    /// The kernel says a moment later that an interface runs, and UCX overlooks one that does not.
+    fn wait_for_cable(&self) -> io::Result<()> {
+        let is_up = |host: &Host| {
+            let show = ["-n", &host.name, "-brief", "link", "show", "dev", CABLE];
+            let output = Command::new("ip").args(show).output();
+            output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(" UP "))
+        };
+        for _ in 0..100 {
+            if self.hosts.iter().all(is_up) {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        Err(io::Error::other(
+            "the cable between the hosts does not come up",
+        ))
     }
 
     /// What an MPI launcher calls in place of ssh: host, and then a command for its shell.

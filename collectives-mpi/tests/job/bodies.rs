@@ -23,7 +23,7 @@ use collectives_testkit::launch::Body;
 use half::bf16;
 use mpi::ffi;
 
-pub(crate) const BODIES: [(&str, Body); 13] = [
+pub(crate) const BODIES: [(&str, Body); 15] = [
     ("panics", panics),
     ("is-killed", is_killed),
     ("fails", fails),
@@ -37,20 +37,22 @@ pub(crate) const BODIES: [(&str, Body); 13] = [
     ("adopted", adopted),
     ("funneled", funneled),
     ("strangers", strangers),
+    ("ordered", ordered),
+    ("orders-apart", orders_apart),
 ];
 
-const DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
 type Handle<C> = Collectives<C, collectives_core::no_scratch::NoScratch>;
 
-struct Job {
-    comm: MpiCommunicator,
-    device: Arc<dyn Device>,
-    rank: usize,
-    ranks: usize,
+pub(crate) struct Job {
+    pub(crate) comm: MpiCommunicator,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) rank: usize,
+    pub(crate) ranks: usize,
 }
 
-fn job() -> Result<Job> {
+pub(crate) fn job() -> Result<Job> {
     let bootstrap: Arc<dyn Bootstrap> = MpiBootstrap::of_world(DEADLINE)?;
     let device = HostDevice::new(DeviceModel::new().with_shared_memory(true))?;
     let comm = MpiCommunicator::connect_within(bootstrap, device, DEADLINE)?;
@@ -63,7 +65,11 @@ fn job() -> Result<Job> {
     })
 }
 
-fn expect<T: PartialEq + std::fmt::Debug>(what: &str, found: &[T], expected: &[T]) -> Result<()> {
+pub(crate) fn expect<T: PartialEq + std::fmt::Debug>(
+    what: &str,
+    found: &[T],
+    expected: &[T],
+) -> Result<()> {
     let wrong = found.iter().zip(expected).position(|(a, b)| a != b);
     if found.len() == expected.len() && wrong.is_none() {
         return Ok(());
@@ -76,7 +82,7 @@ fn expect<T: PartialEq + std::fmt::Debug>(what: &str, found: &[T], expected: &[T
     )))
 }
 
-fn failure(text: String) -> Error {
+pub(crate) fn failure(text: String) -> Error {
     Error::new(ErrorKind::System(text))
 }
 
@@ -357,4 +363,32 @@ fn funneled(_: &World) -> Result<Vec<u8>> {
 
 fn strangers(_: &World) -> Result<Vec<u8>> {
     job().map(|_| Vec::new())
+}
+
+/// 2^24, 1 and 1 in f32: in the order of ranks nothing but 2^24 comes of it, in the other one 2^24 + 2.
+fn ordered(_: &World) -> Result<Vec<u8>> {
+    Mpi::initialize()?.sum_in_rank_order(true);
+    let job = job()?;
+    let (rank, ranks) = (job.rank, job.ranks);
+    let mut handle = Collectives::without_scratch(job.comm);
+    let large = 16_777_216.0_f32;
+    for count in [1, 700, 100_000] {
+        for odd in 0..ranks {
+            let own = if rank == odd { large } else { 1.0 };
+            let found = reduced(&mut handle, &vec![own; count], ReduceOp::Sum)?;
+            let before = (0..odd).map(|_| 1.0_f32).sum::<f32>();
+            let sum = (odd + 1..ranks).fold(before + large, |sum, _| sum + 1.0);
+            expect("a sum in order", &found, &vec![sum; count])?;
+        }
+    }
+    let _deferred = handle.close()?;
+    Ok(Vec::new())
+}
+
+fn orders_apart(world: &World) -> Result<Vec<u8>> {
+    Mpi::initialize()?.sum_in_rank_order(world.rank == Rank(1));
+    match job() {
+        Ok(_) => Err(failure("ranks that sum differently joined".to_owned())),
+        Err(error) => Ok(error.to_string().into_bytes()),
+    }
 }

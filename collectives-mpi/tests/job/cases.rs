@@ -5,8 +5,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use collectives_mpi::launcher::Launcher;
-use collectives_testkit::launch::{Exit, Launch, Report};
+use collectives_testkit::launch::{Exit, Launch, RankReport, Report};
 use libtest_mimic::{Arguments, Failed, Trial};
+
+use crate::counts;
 
 type Verdict = Result<(), Failed>;
 type Test = fn() -> Verdict;
@@ -14,8 +16,11 @@ type Test = fn() -> Verdict;
 /// More than any of them takes, and less than a hang that nobody would wait for.
 const DEADLINE: Duration = Duration::from_secs(30);
 
+/// For two gigabytes a rank.
+const LONG: Duration = Duration::from_secs(240);
+
 pub(crate) fn run() -> ExitCode {
-    let tests: [(&str, Test); 13] = [
+    let tests: [(&str, Test); 17] = [
         ("a_panic_ends_the_job_with_a_message", a_panic),
         ("a_killed_rank_ends_the_job", a_kill),
         ("a_rank_that_fails_ends_the_job", an_error),
@@ -45,6 +50,20 @@ pub(crate) fn run() -> ExitCode {
         }),
         ("mpi_for_one_thread_is_refused", funneled),
         ("the_launcher_of_another_mpi_is_named", wrong_launcher),
+        ("floats_are_summed_in_rank_order_where_asked", || {
+            all_well("ordered", 3, &[])
+        }),
+        ("ranks_that_order_sums_differently_do_not_connect", || {
+            let report = launch("orders-apart", 3).run()?;
+            results_say(&report, "rank 1 and rank 0 do not say the same")
+        }),
+        ("compared_counts_name_the_odd_rank", || {
+            all_well("checked-counts", 3, &[])
+        }),
+        (
+            "counts_that_nobody_compares_never_hang",
+            counts_not_compared,
+        ),
     ];
     let mut arguments = Arguments::from_args();
     // MPI polls: one job fills the machine.
@@ -52,6 +71,7 @@ pub(crate) fn run() -> ExitCode {
     let trials = tests
         .into_iter()
         .map(|(name, test)| Trial::test(name, test));
+    let trials = trials.chain([beyond_int()]);
     libtest_mimic::run(&arguments, trials.collect()).exit_code()
 }
 
@@ -175,4 +195,59 @@ fn wrong_launcher() -> Verdict {
     let launch = Launch::new("strangers", 2).deadline(DEADLINE);
     let report = launch.through(command).run()?;
     failed_saying(&report, &["each of which is alone", "MPICC"])
+}
+
+/// Every rank says how it ended, or the watchdog ended the job; what they say is printed.
+fn counts_not_compared() -> Verdict {
+    for operation in ["all_reduce", "broadcast", "all_gather"] {
+        for count in [8, 3_000, 1_000_000] {
+            let case = format!("{operation} {count}");
+            let report = launch("unchecked-counts", 3)
+                .var(counts::CASE, &case)
+                .run()?;
+            let hung = report
+                .ranks
+                .iter()
+                .any(|rank| matches!(rank.exit, Exit::Killed | Exit::Code(124)));
+            check(!hung, &report, "somebody had to end the job")?;
+            let said = |rank: &RankReport| match &rank.result {
+                Some(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+                None => format!("{:?}", rank.exit),
+            };
+            let said: Vec<_> = report.ranks.iter().map(said).collect();
+            println!("{case}: {}", said.join("; "));
+        }
+    }
+    Ok(())
+}
+
+/// Two ranks with a tensor each, what MPI buffers beside it, and the page cache's share.
+const ROOM: u64 = 14 << 30;
+
+fn beyond_int() -> Trial {
+    let name = "counts_above_an_int_are_carried_for_real";
+    let available = available_memory();
+    let trial = Trial::test(name, || {
+        let report = launch("beyond-int", 2).deadline(LONG).run()?;
+        check(report.is_ok(), &report, "the job failed")
+    });
+    if available >= ROOM {
+        return trial;
+    }
+    let why = format!(
+        "skip: {} MiB of memory are free, it takes {}",
+        available >> 20,
+        ROOM >> 20
+    );
+    trial.with_ignored_flag(true).with_kind(why)
+}
+
+/// Bytes that processes may have yet.
+fn available_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kibibytes = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse().ok());
+    kibibytes.unwrap_or(0_u64) << 10
 }

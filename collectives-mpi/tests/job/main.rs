@@ -4,10 +4,12 @@
 mod bodies;
 #[cfg(feature = "system-mpi")]
 mod cases;
+#[cfg(feature = "system-mpi")]
+mod counts;
 
 #[cfg(feature = "system-mpi")]
 fn main() -> std::process::ExitCode {
-    collectives_testkit::launch::dispatch(&bodies::BODIES);
+    collectives_testkit::launch::dispatch(&[&bodies::BODIES[..], &counts::BODIES].concat());
     cases::run()
 }
 

@@ -1,4 +1,8 @@
-//! The harness of ranks that an MPI launcher starts.
+//! The harness of ranks that an MPI launcher starts, on the devices that the embedded backend's are
+//! tried on.
+
+#[path = "../../../collectives-testkit/tests/host/device.rs"]
+mod device;
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -7,19 +11,16 @@ use std::time::Duration;
 use collectives_alloc::checked::Checked;
 use collectives_core::bootstrap::Bootstrap;
 use collectives_core::communicator::Communicator;
-use collectives_core::device::Device;
 use collectives_core::env::World;
 use collectives_core::error::Result;
 use collectives_host::device::HostDevice;
-use collectives_host::model::{AddressOrder, DeviceModel, StreamMode};
 use collectives_mpi::bootstrap::MpiBootstrap;
 use collectives_mpi::communicator::MpiCommunicator;
 use collectives_mpi::launcher::Launcher;
 use collectives_testkit::capability::{Capability, Support};
-use collectives_testkit::harness::{Harness, Joined, Probe, Ranks, Setup, Terrain};
+use collectives_testkit::harness::{Harness, Joined, Ranks, Setup};
 
-/// Small, so that cases that count in granules are quick.
-const GRANULE: usize = 64 << 10;
+use self::device::{HostProbe, model};
 
 /// MPI ranks on devices as hostile as the terrain says.
 #[derive(Debug)]
@@ -52,24 +53,7 @@ impl Harness for Mpi {
     }
 
     fn join(&self, bootstrap: Arc<dyn Bootstrap>, setup: &Setup) -> Result<Joined> {
-        let rank = bootstrap.rank();
-        let order = if rank.0.is_multiple_of(2) {
-            AddressOrder::Descending
-        } else {
-            AddressOrder::Shuffled(u64::from(rank.0))
-        };
-        let mut model = DeviceModel::new()
-            .with_rank(rank)
-            .with_shared_memory(true)
-            .with_granule(GRANULE)
-            .with_address_order(order)
-            .with_guard(4096)
-            .with_poison(0xdb)
-            .with_quarantine(32 << 20)
-            .with_destructor_delay(Duration::from_millis(u64::from(rank.0)));
-        if setup.terrain == Terrain::Concurrent {
-            model = model.with_stream_mode(StreamMode::Asynchronous);
-        }
+        let model = model(bootstrap.rank(), setup.terrain).with_shared_memory(true);
         let device = HostDevice::new(model)?;
         let comm = MpiCommunicator::connect_within(bootstrap, Arc::clone(&device), setup.deadline)?;
         let comm: Box<dyn Communicator> = match self.checked {
@@ -78,7 +62,7 @@ impl Harness for Mpi {
         };
         Ok(Joined {
             comm,
-            probe: Box::new(MpiProbe(device)),
+            probe: Box::new(HostProbe(device)),
         })
     }
 
@@ -97,30 +81,5 @@ impl Harness for Mpi {
     /// Ranks of one world fill the machine: MPI polls.
     fn is_exclusive(&self) -> bool {
         true
-    }
-}
-
-#[derive(Debug)]
-struct MpiProbe(Arc<HostDevice>);
-
-impl Probe for MpiProbe {
-    fn mapped_bytes(&self) -> Option<usize> {
-        self.0.collect();
-        Some(self.0.mapped_bytes())
-    }
-
-    fn ordinary_bytes(&self) -> Option<usize> {
-        self.0.collect();
-        Some(self.0.memory_report().ordinary_bytes)
-    }
-
-    fn settle(&self) {
-        self.0.wait_for_destructors();
-    }
-
-    fn check_memory(&self) -> std::result::Result<(), String> {
-        self.0
-            .check_memory()
-            .map_err(|violation| format!("{violation:?}"))
     }
 }
