@@ -16,6 +16,8 @@
 //!   rank; the figure is the 25th percentile over batches, the best of all rounds, for us and for
 //!   the peers alike. Results are checked.
 //! * All-reduce, all-gather and broadcast are in place. Sizes are those of the larger operand.
+//! * Ranks that are processes work on private buffers, which others reach through copies; their figure is
+//!   beside those of ranks that are threads, and the peers are the same.
 //! * System calls of the hot path are counted where `strace` is installed, by running
 //!   `strace -f -c figures --spin-hits 1000000`, and the same with 0 hits, which is the set-up.
 
@@ -34,6 +36,7 @@ mod mpi;
 mod operands;
 mod options;
 mod pingpong;
+mod processes;
 mod quiet;
 mod row;
 mod sample;
@@ -72,6 +75,7 @@ struct Figures {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
+    processes::dispatch();
     let options = Options::from_command_line();
     if let Some(hits) = options.spin_hits {
         return Ok(lease::spin(hits)?);

@@ -10,7 +10,7 @@ use crate::mpi::Peers;
 use crate::quiet::{self, Usage};
 use crate::sample::smallest;
 use crate::target::{self, Check};
-use crate::{copy_limit, host, pingpong};
+use crate::{copy_limit, host, pingpong, processes};
 
 /// One-way nanoseconds that tell two cores that share a cache from two that do not.
 const NEAR: f64 = 120.0;
@@ -27,6 +27,8 @@ pub(crate) enum Variant {
     ZeroCopy,
     /// `Collectives`, on ordinary buffers, through scratch.
     Staged,
+    /// `Communicator::enqueue`, ranks that are processes, on private buffers.
+    Processes,
 }
 
 /// Everything one round measured, in nanoseconds.
@@ -141,9 +143,13 @@ impl Round {
             "f32" if case.operation.name() == "all_reduce" => copy_limit::measure(case, shape)?,
             _ => None,
         };
-        let ours = host::measure(case, shape)?;
+        let mut ours = host::measure(case, shape)?;
         let between = pingpong::one_way();
         let peers = peers.measure(case, shape);
+        match processes::measure(case, shape) {
+            Ok(figure) => ours.push((Variant::Processes, figure)),
+            Err(error) => eprintln!("processes: {case}: {error}"),
+        }
         let one_way = [before, between, pingpong::one_way()];
         Ok(Self {
             one_way,

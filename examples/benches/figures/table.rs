@@ -105,9 +105,18 @@ pub(crate) fn peers(peers: &[Peer]) {
 /// One table of cases that differ in size, or of different operations.
 pub(crate) fn rows(title: &str, rows: &[Row], peers: &[Peer]) {
     println!("\n### {title}\n");
-    let mut header = words(["", "P", "F", "enqueue", "handle", "zero-copy", "staged"]);
+    let mut header = words([
+        "",
+        "P",
+        "F",
+        "enqueue",
+        "handle",
+        "zero-copy",
+        "staged",
+        "processes",
+    ]);
     header.extend(peers.iter().map(|peer| peer.name.to_owned()));
-    header.extend(words(["B/ours", "ours/F", "targets", "met"]));
+    header.extend(words(["B/ours", "ours/F", "B/processes", "targets", "met"]));
     let mut table = table(header);
     for row in rows {
         let ours = row.ours(Variant::Enqueue);
@@ -120,11 +129,13 @@ pub(crate) fn rows(title: &str, rows: &[Row], peers: &[Peer]) {
             Variant::Handle,
             Variant::ZeroCopy,
             Variant::Staged,
+            Variant::Processes,
         ];
         cells.extend(variants.map(|variant| micros(row.ours(variant))));
         cells.extend(peers.iter().map(|peer| micros(row.peer(peer.name))));
         cells.push(ratio(row.best_peer, ours));
         cells.push(ratio(ours, row.copy_limit));
+        cells.push(ratio(row.best_peer, row.ours(Variant::Processes)));
         let each = |text: fn(&Check) -> String| {
             let lines: Vec<_> = row.checks.iter().map(text).collect();
             lines.join("\n")

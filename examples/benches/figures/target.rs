@@ -44,7 +44,8 @@ impl Check {
     }
 }
 
-/// Bounds of one case: on B over ours, on ours over F, on ours over P.
+/// Bounds of one case: on B over ours, on ours over F, on ours over P. Those of ranks that are processes
+/// are [apart](over_processes).
 #[derive(Clone, Copy, Debug, Default)]
 struct Bounds {
     peer: Option<f64>,
@@ -96,6 +97,21 @@ fn bounds(case: &Case) -> Bounds {
     }
 }
 
+/// B over ranks that are processes.
+fn over_processes(case: &Case) -> Option<f64> {
+    match (case.operation, case.dtype, case.ranks, case.bytes) {
+        (OpKind::AllReduce, DType::F32, 2, bytes) => match bytes {
+            8 | KIB => Some(1.2),
+            _ if bytes == 64 * KIB => Some(1.1),
+            MIB => Some(0.95),
+            _ if bytes == 16 * MIB => Some(1.5),
+            _ if bytes == 128 * MIB => Some(2.0),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
 /// The targets of a row, which are about `enqueue`.
 pub(crate) fn checks(case: &Case, row: &Row) -> Vec<Check> {
     let Bounds {
@@ -110,5 +126,9 @@ pub(crate) fn checks(case: &Case, row: &Row) -> Vec<Check> {
     checks.extend(one_way.map(|bound| Check::at_most("ours/P", bound, over(Some(row.one_way.0)))));
     checks.extend(limit.map(|bound| Check::at_most("ours/F", bound, over(row.copy_limit))));
     checks.extend(peer.map(|bound| Check::at_least("B/ours", bound, below)));
+    let processes = row.ours(Variant::Processes).zip(row.best_peer);
+    let below = processes.map(|(ours, peer)| peer / ours);
+    let bound = over_processes(case);
+    checks.extend(bound.map(|bound| Check::at_least("B/processes", bound, below)));
     checks
 }
