@@ -3,6 +3,7 @@
 //! The code in the README and in the guides is compiled and run here.
 #![forbid(unsafe_code)]
 
+pub mod backend;
 pub mod plot;
 
 #[cfg(doctest)]

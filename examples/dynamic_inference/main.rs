@@ -7,7 +7,6 @@
 //! with an oracle that uses none of the collectives.
 #![forbid(unsafe_code)]
 
-mod backend;
 mod options;
 mod oracle;
 mod outcome;
@@ -20,16 +19,21 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use clap::Parser;
+use collectives_core::env::World;
+use collectives_core::error::{Error as CollectiveError, ErrorKind, Result as CollectiveResult};
+use collectives_examples::backend;
 use collectives_examples::plot::Plot;
 
-use crate::backend::{Backend, Job};
 use crate::options::Options;
 use crate::progress::Progress;
 use crate::report::{Row, Run};
+use crate::workload::Job;
 
 fn main() -> ExitCode {
-    Backend::dispatch();
-    match run(&Options::parse()) {
+    #[cfg(target_os = "linux")]
+    backend::dispatch(rank);
+    let options = Options::from_command_line();
+    match options.and_then(|options| run(&options)) {
         Ok(faults) if faults.is_empty() => ExitCode::SUCCESS,
         Ok(faults) => {
             faults.iter().for_each(|fault| eprintln!("{fault}"));
@@ -48,24 +52,28 @@ fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
     let title = format!("Trace {}: what each policy keeps", trace.name);
     let mut plot = Plot::new(title);
     let mut rows = Vec::new();
-    for config in options.scratch_configs(&trace)? {
+    for (index, config) in options.scratch_configs(&trace)?.into_iter().enumerate() {
         let progress = match options.json {
             true => Progress::hidden(),
             false => Progress::new(config.policy_name(), trace.steps()),
         };
         let job = Job {
-            options,
             trace: &trace,
             config: &config,
             progress: &progress,
         };
-        let outcomes = options.backend.run(&job);
+        let serve = |joined| workload::serve(joined, &job);
+        let outcomes = options.backend.run(&options.ranks(), index, serve);
         progress.clear();
-        let outcomes = outcomes?;
+        let Some(outcomes) = outcomes? else { continue };
         if let Some(rank) = outcomes.first() {
             plot.line(config.policy_name(), rank.kept_after.clone());
         }
         rows.push(Row::new(config.policy_name(), &trace, &outcomes)?);
+    }
+    if rows.is_empty() {
+        // Another rank has the figures.
+        return Ok(Vec::new());
     }
     let run = Run {
         backend: options.backend.name(),
@@ -82,4 +90,22 @@ fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
         plot.save(path)?;
     }
     Ok(run.faults())
+}
+
+/// A rank that is a process: the same command line, and the number of one of its configurations.
+#[cfg(target_os = "linux")]
+fn rank(world: &World) -> CollectiveResult<Vec<u8>> {
+    let wrong = |error: Box<dyn Error>| CollectiveError::new(ErrorKind::System(error.to_string()));
+    let options = Options::parse();
+    let trace = options.trace.load().map_err(wrong)?;
+    let configs = options.scratch_configs(&trace).map_err(wrong)?;
+    let config = configs.get(backend::job()?);
+    let config = config.ok_or_else(|| wrong("there is no such configuration".into()))?;
+    let job = Job {
+        trace: &trace,
+        config,
+        progress: &Progress::hidden(),
+    };
+    let serve = |joined| workload::serve(joined, &job);
+    backend::serve(options.backend, &options.ranks(), world, serve)
 }

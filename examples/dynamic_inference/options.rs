@@ -3,12 +3,13 @@
 use std::error::Error;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::Parser;
 use collectives_alloc::bytes::ByteSize;
 use collectives_alloc::config::ScratchConfig;
+use collectives_examples::backend::{self, Backend, Ranks};
 
-use crate::backend::Backend;
 use crate::trace::Trace;
 
 /// The policies compared when none is named.
@@ -62,12 +63,34 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 
+    /// Runs as one of the ranks that a launcher started, mpirun, srun or torchrun for example, which also
+    /// says how many there are. Rank 0 prints.
+    #[arg(long)]
+    pub(crate) launched: bool,
+
     /// Prints JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 impl Options {
+    /// The command line, and the number of ranks that a launcher started.
+    pub(crate) fn from_command_line() -> Result<Self, Box<dyn Error>> {
+        let mut options = Self::parse();
+        #[cfg(target_os = "linux")]
+        if options.launched {
+            options.ranks = parse_ranks(&backend::world_size()?.to_string())?;
+        }
+        Ok(options)
+    }
+
+    pub(crate) fn ranks(&self) -> Ranks {
+        let deadline = Duration::from_secs(self.deadline);
+        Ranks::new(self.ranks, self.granule.get())
+            .with_deadline(deadline)
+            .launched(self.launched)
+    }
+
     /// One configuration for each row. `reserved` is told the largest request of the trace, where
     /// the configuration does not say otherwise.
     pub(crate) fn scratch_configs(

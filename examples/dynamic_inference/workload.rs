@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use collectives_alloc::config::ScratchConfig;
 use collectives_core::buffer::Buffer;
 use collectives_core::collectives::Collectives;
 use collectives_core::communicator::Communicator;
@@ -13,9 +14,9 @@ use collectives_core::path::{Path, Staging};
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::ScratchAllocator;
 use collectives_core::stream::Stream;
+use collectives_examples::backend::{Gauge, Joined};
 use half::bf16;
 
-use crate::backend::{Gauge, Job};
 use crate::oracle::Oracle;
 use crate::outcome::{Digest, Kept, Outcome};
 use crate::progress::Progress;
@@ -27,13 +28,17 @@ const LAYERS: usize = 2;
 /// How long destructors of graphs, which run on another thread, may take.
 const DESTRUCTORS: Duration = Duration::from_secs(30);
 
+/// One policy's run, as every rank sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job<'a> {
+    pub(crate) trace: &'a Trace,
+    pub(crate) config: &'a ScratchConfig,
+    pub(crate) progress: &'a Progress,
+}
+
 /// Serves the trace on this rank, with the scratch that the job's configuration describes.
-pub(crate) fn serve(
-    comm: Box<dyn Communicator>,
-    gauge: &dyn Gauge,
-    job: &Job<'_>,
-) -> Result<Outcome> {
-    Server::new(comm, job)?.serve(gauge, job)
+pub(crate) fn serve(joined: Joined, job: &Job<'_>) -> Result<Outcome> {
+    Server::new(joined.comm, job)?.serve(&*joined.gauge, job)
 }
 
 type Handle = Collectives<Box<dyn Communicator>, Box<dyn ScratchAllocator>>;

@@ -9,7 +9,6 @@
 #![forbid(unsafe_code)]
 
 mod adam;
-mod backend;
 mod data;
 mod layout;
 mod model;
@@ -27,13 +26,19 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use clap::Parser;
+use collectives_core::env::World;
+use collectives_core::error::Result as CollectiveResult;
+use collectives_examples::backend;
 
 use crate::options::Options;
 use crate::report::Run;
 use crate::single::Rounding;
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
+    #[cfg(target_os = "linux")]
+    backend::dispatch(rank);
+    let options = Options::from_command_line();
+    match options.and_then(|options| run(&options)) {
         Ok(faults) if faults.is_empty() => ExitCode::SUCCESS,
         Ok(faults) => {
             faults.iter().for_each(|fault| eprintln!("{fault}"));
@@ -48,7 +53,10 @@ fn main() -> ExitCode {
 
 /// Trains, compares and prints the figures; what is wrong with them.
 fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
-    let outcomes = options.backend.run(options)?;
+    let Some(outcomes) = trainer::train_all(options)? else {
+        // Another rank has the figures.
+        return Ok(Vec::new());
+    };
     let single = single::train(options, Rounding::Never);
     let layers = model::layers(options).into_iter();
     let parameters = layers.map(model::Layer::parameters).sum();
@@ -59,4 +67,12 @@ fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
         println!("{run}");
     }
     Ok(run.faults())
+}
+
+/// A rank that is a process, with the same command line.
+#[cfg(target_os = "linux")]
+fn rank(world: &World) -> CollectiveResult<Vec<u8>> {
+    let options = Options::parse();
+    let train = |joined| trainer::train(joined, &options);
+    backend::serve(options.backend, &options.started(), world, train)
 }

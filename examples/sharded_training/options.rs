@@ -1,11 +1,12 @@
 //! The command line.
 
+use std::error::Error;
+
 use clap::{Parser, ValueEnum};
 use collectives_alloc::bytes::ByteSize;
 use collectives_core::collectives::Switch;
 use collectives_core::path::{Averaging, Fallback, Staging};
-
-use crate::backend::Backend;
+use collectives_examples::backend::{self, Backend, Ranks};
 
 /// Trains a classifier whose parameters are sharded over ranks, and compares every step with one
 /// rank that folds all micro-batches.
@@ -77,14 +78,37 @@ pub(crate) struct Options {
     #[arg(long, default_value = "2MiB", value_parser = parse_granule)]
     pub(crate) granule: ByteSize,
 
+    /// Runs as one of the ranks that a launcher started, mpirun, srun or torchrun for example, which also
+    /// says how many there are. Rank 0 prints.
+    #[arg(long)]
+    pub(crate) launched: bool,
+
     /// Prints JSON instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 impl Options {
+    /// The command line, and the number of ranks that a launcher started.
+    pub(crate) fn from_command_line() -> Result<Self, Box<dyn Error>> {
+        let mut options = Self::parse();
+        #[cfg(target_os = "linux")]
+        if options.launched {
+            options.ranks = u16::try_from(backend::world_size()?)?;
+        }
+        Ok(options)
+    }
+
     pub(crate) fn ranks(&self) -> usize {
         self.ranks.into()
+    }
+
+    /// How the ranks are started: streams are threads of their own, so that prefetches run while a rank
+    /// computes.
+    pub(crate) fn started(&self) -> Ranks {
+        Ranks::new(self.ranks(), self.granule.get())
+            .with_asynchronous_streams()
+            .launched(self.launched)
     }
 
     /// Whether symmetric memory is on in a step.

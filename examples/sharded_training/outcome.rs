@@ -1,10 +1,10 @@
 //! What one rank saw.
 
 use collectives_core::path::{OpReport, Path};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What a step came to; the same on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Step {
     /// Mean over the micro-batches, before the step.
     pub(crate) loss: f64,
@@ -23,7 +23,7 @@ impl Step {
 }
 
 /// A training run on one rank.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     pub(crate) steps: Vec<Step>,
     /// Over the whole data set, after the last step.
@@ -38,7 +38,7 @@ pub(crate) struct Outcome {
 }
 
 /// Calls of one collective, by the path they took.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Paths {
     pub(crate) zero_copy: u64,
     pub(crate) staged: u64,
@@ -59,14 +59,14 @@ impl Paths {
 }
 
 /// Who divided gradients by the number of ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Averages {
     pub(crate) by_collective: u64,
     pub(crate) by_optimiser: u64,
 }
 
 /// Bytes of the device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Kept {
     /// Mapped for scratch at the end.
     pub(crate) scratch_bytes: usize,

@@ -82,8 +82,8 @@ impl Run {
             loss_difference: losses.map(or_infinite).fold(0.0, f64::max),
             gradient_difference: or_infinite(gradient),
             bound: match options.dtype {
-                Compute::F32 => (0.0, 0.0),
-                Compute::Bf16 => (LOSS_BOUND, GRADIENT_BOUND),
+                Compute::F32 if options.backend.sums_in_rank_order() => (0.0, 0.0),
+                _ => (LOSS_BOUND, GRADIENT_BOUND),
             },
         })
     }

@@ -7,6 +7,7 @@ use crate::options::Options;
 use crate::outcome::{Outcome, Paths, Step};
 use crate::report::Run;
 use crate::single::{self, Rounding};
+use crate::trainer;
 
 /// A short run of small layers that no number of ranks divides.
 fn options(arguments: &str) -> Options {
@@ -16,7 +17,7 @@ fn options(arguments: &str) -> Options {
 
 /// What all ranks saw, which is the same.
 fn run(options: &Options) -> Outcome {
-    let mut ranks = options.backend.run(options).unwrap();
+    let mut ranks = trainer::train_all(options).unwrap().unwrap();
     let last = ranks.pop().unwrap();
     for rank in &ranks {
         assert_eq!((&rank.steps, rank.kept), (&last.steps, last.kept));
@@ -75,7 +76,7 @@ fn bf16_has_the_bits_of_one_rank_that_rounds_by_the_rule() {
 #[test]
 fn bf16_stays_within_the_bound_of_one_rank_that_does_not_round_sums() {
     let options = options("--dtype bf16 --ranks 3 --steps 60");
-    let ranks = options.backend.run(&options).unwrap();
+    let ranks = trainer::train_all(&options).unwrap().unwrap();
     let faults = |steps: &[Step]| {
         let run = Run::new(&options, 0, &ranks, steps).unwrap();
         run.faults().join("; ")
@@ -162,7 +163,7 @@ fn every_call_takes_the_path_that_was_asked_for() {
 #[test]
 fn a_forbidden_fallback_fails_before_anything_is_trained() {
     let options = options("--ranks 2 --symmetric off --forbid-fallback");
-    let error = options.backend.run(&options).unwrap_err();
+    let error = trainer::train_all(&options).unwrap_err();
     let error = error.downcast::<Error>().unwrap();
     let forbidden = matches!(error.kind(), ErrorKind::FallbackForbidden { .. });
     assert!(forbidden, "{error}");

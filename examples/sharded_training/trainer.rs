@@ -4,6 +4,7 @@
 //! of the previous layer are scattered on another. No event is named here: buffers order their uses
 //! themselves, whichever streams those are on.
 
+use std::error::Error;
 use std::time::Instant;
 
 use collectives_alloc::config::ScratchConfig;
@@ -14,6 +15,7 @@ use collectives_core::path::Fallback;
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::ScratchAllocator;
 use collectives_core::stream::Stream;
+use collectives_examples::backend::Joined;
 use half::bf16;
 
 use crate::adam::Adam;
@@ -27,12 +29,21 @@ use crate::tensors::TrainingTensors;
 
 type Handle = Collectives<Box<dyn Communicator>, Box<dyn ScratchAllocator>>;
 
-/// Trains on this rank.
-pub(crate) fn train(comm: Box<dyn Communicator>, options: &Options) -> Result<Outcome> {
-    match options.dtype {
+/// Trains on all ranks, and gives what each saw, unless another process gets that.
+pub(crate) fn train_all(options: &Options) -> Result<Option<Vec<Outcome>>, Box<dyn Error>> {
+    let rank = |joined| train(joined, options);
+    options.backend.run(&options.started(), 0, rank)
+}
+
+/// Trains on this rank. Arithmetic that is not collective runs on the host, whatever the backend.
+pub(crate) fn train(joined: Joined, options: &Options) -> Result<Outcome> {
+    let Joined { comm, gauge, .. } = joined;
+    let mut outcome = match options.dtype {
         Type::F32 => Trainer::<f32>::new(comm, options)?.train(),
         Type::Bf16 => Trainer::<bf16>::new(comm, options)?.train(),
-    }
+    }?;
+    outcome.kept.left_bytes = gauge.mapped_bytes();
+    Ok(outcome)
 }
 
 /// One layer and this rank's share of it.

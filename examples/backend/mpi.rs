@@ -7,18 +7,18 @@ use std::time::Duration;
 use collectives_core::bootstrap::Bootstrap;
 use collectives_core::error::Result;
 
-use super::Joined;
+use super::{Joined, Ranks};
 
 #[cfg(feature = "system-mpi")]
 mod present {
     use collectives_host::device::HostDevice;
-    use collectives_host::model::DeviceModel;
     use collectives_mpi::bootstrap::MpiBootstrap;
     use collectives_mpi::communicator::MpiCommunicator;
+    use collectives_mpi::environment::Mpi;
     use collectives_mpi::launcher::Launcher;
 
-    use super::super::NoGauge;
-    use super::{Arc, Bootstrap, Duration, Joined, OsString, Result};
+    use super::super::host::HostGauge;
+    use super::{Arc, Bootstrap, Duration, Joined, OsString, Ranks, Result};
 
     pub(crate) fn launcher(ranks: usize) -> Vec<OsString> {
         Launcher::of_this_mpi().crowded().command(ranks)
@@ -28,12 +28,15 @@ mod present {
         MpiBootstrap::of_world(deadline)
     }
 
-    pub(crate) fn join(bootstrap: Arc<dyn Bootstrap>, granule: usize) -> Result<Joined> {
-        let model = DeviceModel::default()
-            .with_granule(granule)
-            .with_shared_memory(true);
-        let comm = MpiCommunicator::connect(bootstrap, HostDevice::new(model)?)?;
-        Ok((Box::new(comm), Box::new(NoGauge)))
+    pub(crate) fn join(bootstrap: Arc<dyn Bootstrap>, ranks: &Ranks) -> Result<Joined> {
+        // Results are compared with those of other backends, bit by bit.
+        Mpi::initialize()?.sum_in_rank_order(true);
+        let device = HostDevice::new(ranks.model().with_shared_memory(true))?;
+        let comm = MpiCommunicator::connect(bootstrap, Arc::clone(&device))?;
+        Ok(Joined {
+            comm: Box::new(comm),
+            gauge: Box::new(HostGauge(device)),
+        })
     }
 }
 
@@ -55,11 +58,11 @@ pub(super) fn bootstrap(deadline: Duration) -> Result<Arc<dyn Bootstrap>> {
 }
 
 /// Joins the others.
-pub(super) fn join(bootstrap: Arc<dyn Bootstrap>, granule: usize) -> Result<Joined> {
+pub(super) fn join(bootstrap: Arc<dyn Bootstrap>, ranks: &Ranks) -> Result<Joined> {
     #[cfg(feature = "system-mpi")]
-    return present::join(bootstrap, granule);
+    return present::join(bootstrap, ranks);
     #[cfg(not(feature = "system-mpi"))]
-    unavailable((bootstrap, granule))
+    unavailable((bootstrap, ranks))
 }
 
 #[cfg(not(feature = "system-mpi"))]

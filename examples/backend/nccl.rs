@@ -27,7 +27,10 @@ pub(super) fn join(world: &World, bootstrap: Arc<dyn Bootstrap>) -> Result<Joine
         .filter(|&rank| turn(rank) == turn(world.local_rank))
         .count();
     let comm = NcclCommunicator::connect(bootstrap, Arc::clone(&device), Options::from_env())?;
-    Ok((Box::new(comm), Box::new(Gpu { device, sharers })))
+    Ok(Joined {
+        comm: Box::new(comm),
+        gauge: Box::new(Gpu { device, sharers }),
+    })
 }
 
 #[derive(Debug)]
