@@ -200,7 +200,7 @@ fn wrong_launcher() -> Verdict {
 /// Every rank says how it ended, or the watchdog ended the job; what they say is printed.
 fn counts_not_compared() -> Verdict {
     for operation in ["all_reduce", "broadcast", "all_gather"] {
-        for count in [8, 3_000, 1_000_000] {
+        for count in [8, 1_000_000] {
             let case = format!("{operation} {count}");
             let report = launch("unchecked-counts", 3)
                 .var(counts::CASE, &case)

@@ -142,7 +142,10 @@ fn beyond_int(_: &World) -> Result<Vec<u8>> {
                 }
             }
             let found = tensor.slice(begin..end)?.read(&stream)?;
-            expect(&format!("bytes from {begin}"), &found, &expected)?;
+            // Which it is, is only asked where some differ: these are many.
+            if found != expected {
+                expect(&format!("bytes from {begin}"), &found, &expected)?;
+            }
             begin = end;
         }
         Ok(())
