@@ -221,6 +221,39 @@ impl Post {
         self.recv_counts = recv_counts;
     }
 
+    /// Forgets where operands lie, but not whether there are any: an address means nothing to another
+    /// process.
+    pub(crate) fn hide_addresses(&mut self) {
+        for side in [&mut self.send, &mut self.recv] {
+            if !side.addr.is_null() {
+                side.addr = ptr::without_provenance_mut(1);
+            }
+        }
+    }
+
+    /// Becomes a copy of another, and leaves the line alone that peers seldom read where it is the same
+    /// already: who writes it would have to take it away from them.
+    #[inline]
+    pub(crate) fn become_like(&mut self, other: Self) {
+        let sides = |post: &Self| {
+            let place = |side: &Side| (side.addr, side.window, side.offset);
+            (
+                place(&post.send),
+                place(&post.recv),
+                post.counts,
+                post.recv_counts,
+            )
+        };
+        if sides(self) == sides(&other) {
+            self.head = other.head;
+            self.count = other.count;
+            self.scalar = other.scalar;
+            self.small = other.small;
+        } else {
+            *self = other;
+        }
+    }
+
     /// Whether a payload in the slot is in the post itself.
     #[inline]
     pub(crate) fn small_holds_payload(&self, world_size: usize) -> bool {

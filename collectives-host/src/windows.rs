@@ -116,6 +116,12 @@ impl Windows {
     /// The windows that some calls use, each once.
     pub(crate) fn of(&self, calls: &[Collective<'_>]) -> Result<Vec<Arc<Window>>> {
         let mut windows: Vec<Arc<Window>> = Vec::new();
+        if calls
+            .iter()
+            .all(|call| call.send.window.is_none() && call.recv.window.is_none())
+        {
+            return Ok(windows);
+        }
         for (which, side) in calls
             .iter()
             .flat_map(|call| [("send", call.send), ("recv", call.recv)])

@@ -67,6 +67,7 @@ impl Pen {
     ) -> Result<Post> {
         let mut post = Post::NONE;
         post.fill(call, rank, ranks, inline);
+        post.hide_addresses();
         if let (false, Counts::Uneven(counts)) = (post.counts.is_null(), call.counts) {
             post.counts = ptr::without_provenance(self.put(counts)?);
         }
@@ -94,7 +95,10 @@ pub(super) unsafe fn write(
     let board = segment.board(rank.index(), number);
     let mut pen = Pen { board, at: REST };
     let ranks = segment.ranks();
-    let mut head = match calls {
+    let front = board.wrapping_add(offset_of!(Front, post)).cast::<Post>();
+    // SAFETY: A board begins with its front, zeroes at first, which nobody else uses now.
+    let front = unsafe { &mut *front };
+    match calls {
         [call] => {
             let inline = !is_captured && call.send.window.is_none() && call.recv.window.is_none();
             let mut post = pen.post(call, rank, ranks, inline)?;
@@ -106,7 +110,7 @@ pub(super) unsafe fn write(
                 // SAFETY: By the caller, and `INLINE` means that it fits.
                 unsafe { ptr::copy_nonoverlapping(call.send.addr.as_ptr(), to, call.send.bytes) };
             }
-            post
+            front.become_like(post);
         }
         calls => {
             let posts = calls
@@ -114,15 +118,12 @@ pub(super) unsafe fn write(
                 .map(|call| pen.post(call, rank, ranks, false))
                 .collect::<Result<Vec<_>>>()?;
             let at = pen.put(&posts)?;
-            Post::of_group(calls.len(), ptr::without_provenance(at))
+            *front = Post::of_group(calls.len(), ptr::without_provenance(at));
         }
-    };
-    if is_captured {
-        head.head.flags |= CAPTURED;
     }
-    let post = board.wrapping_add(offset_of!(Front, post)).cast::<Post>();
-    // SAFETY: A board begins with its front, whose post only its rank writes.
-    unsafe { post.write(head) };
+    if is_captured {
+        front.head.flags |= CAPTURED;
+    }
     Ok(())
 }
 

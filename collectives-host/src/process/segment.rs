@@ -60,6 +60,7 @@ pub(super) struct Channel {
 /// One rank's view of the segment.
 pub(super) struct Segment {
     mapping: Mapping,
+    layout: Layout,
     ranks: usize,
 }
 
@@ -105,7 +106,11 @@ impl Segment {
     }
 
     pub(super) fn at(mapping: Mapping, ranks: usize) -> Self {
-        Self { mapping, ranks }
+        Self {
+            mapping,
+            layout: Layout::of(ranks),
+            ranks,
+        }
     }
 
     pub(super) fn ranks(&self) -> usize {
@@ -130,7 +135,7 @@ impl Segment {
     }
 
     pub(super) fn berth(&self, rank: usize) -> &Berth {
-        let at = Layout::of(self.ranks).berths + rank * size_of::<Berth>();
+        let at = self.layout.berths + rank * size_of::<Berth>();
         debug_assert!(rank < self.ranks);
         // SAFETY: There is one for each rank.
         unsafe { self.words(at) }
@@ -138,7 +143,7 @@ impl Segment {
 
     pub(super) fn channel(&self, from: usize, to: usize) -> &Channel {
         let index = from * self.ranks + to;
-        let at = Layout::of(self.ranks).channels + index * size_of::<Channel>();
+        let at = self.layout.channels + index * size_of::<Channel>();
         // SAFETY: There is one for each pair.
         unsafe { self.words(at) }
     }
@@ -156,19 +161,19 @@ impl Segment {
     /// ahead of another.
     pub(super) fn board(&self, rank: usize, parity: u64) -> *mut u8 {
         let index = rank * 2 + usize::from(parity & 1 == 1);
-        self.place(Layout::of(self.ranks).boards + index * BOARD)
+        self.place(self.layout.boards + index * BOARD)
     }
 
     /// One of a rank's [`STAGES`], of [`STAGE`] bytes, which it takes in turn.
     pub(super) fn stage(&self, rank: usize, step: u64) -> *mut u8 {
         let turn = usize::try_from(step % STAGES as u64).unwrap_or(0);
-        self.place(Layout::of(self.ranks).stages + (rank * STAGES + turn) * STAGE)
+        self.place(self.layout.stages + (rank * STAGES + turn) * STAGE)
     }
 
     /// One of a channel's two packets, of [`PACKET`] bytes.
     pub(super) fn packet(&self, from: usize, to: usize, parity: u64) -> *mut u8 {
         let index = (from * self.ranks + to) * 2 + usize::from(parity & 1 == 1);
-        self.place(Layout::of(self.ranks).packets + index * PACKET)
+        self.place(self.layout.packets + index * PACKET)
     }
 }
 
