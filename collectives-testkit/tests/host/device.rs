@@ -43,31 +43,38 @@ pub fn model(rank: Rank, terrain: Terrain) -> DeviceModel {
 
 /// What the device tells.
 #[derive(Debug)]
-pub struct HostProbe(pub Arc<HostDevice>);
+pub struct HostProbe {
+    pub device: Arc<HostDevice>,
+    /// Whether long ranges are tried; where bytes travel through copies, they take too long.
+    pub has_long_ranges: bool,
+}
 
 impl Probe for HostProbe {
     fn mapped_bytes(&self) -> Option<usize> {
-        self.0.collect();
-        Some(self.0.mapped_bytes())
+        self.device.collect();
+        Some(self.device.mapped_bytes())
     }
 
     fn ordinary_bytes(&self) -> Option<usize> {
-        self.0.collect();
-        Some(self.0.memory_report().ordinary_bytes)
+        self.device.collect();
+        Some(self.device.memory_report().ordinary_bytes)
     }
 
     fn long_range(&self, bytes: usize) -> Option<Memory> {
-        fold(self.0.id(), bytes)
+        if !self.has_long_ranges {
+            return None;
+        }
+        fold(self.device.id(), bytes)
             .inspect_err(|error| eprintln!("no range of {bytes} bytes: {error}"))
             .ok()
     }
 
     fn settle(&self) {
-        self.0.wait_for_destructors();
+        self.device.wait_for_destructors();
     }
 
     fn check_memory(&self) -> Result<(), String> {
-        self.0
+        self.device
             .check_memory()
             .map_err(|violation| format!("{violation:?}"))
     }

@@ -34,7 +34,10 @@ impl Harness for HostProcesses {
             ProcessCommunicator::connect_within(bootstrap, Arc::clone(&device), setup.deadline)?;
         Ok(Joined {
             comm: Box::new(comm),
-            probe: Box::new(HostProbe(device)),
+            probe: Box::new(HostProbe {
+                device,
+                has_long_ranges: true,
+            }),
         })
     }
 
