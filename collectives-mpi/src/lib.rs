@@ -21,7 +21,8 @@
 //!   operations of a process run one at a time, in the order in which they were enqueued on whichever
 //!   communicator: every rank must enqueue in one order across communicators. Less is refused.
 //! * **Sums.** Integers and 32 and 64-bit floats are summed and multiplied by MPI, in an order of its
-//!   choice; what is exact in any order is equal everywhere. Everything else, 16 and 8-bit floats,
+//!   choice, unless `Mpi::sum_in_rank_order` says otherwise; what is exact in any order is equal
+//!   everywhere. Everything else, 16 and 8-bit floats,
 //!   smallest and largest floats, pre-multiplied sums, is [exchanged and folded](collectives_core::reduce)
 //!   in rank order, with one rounding.
 //! * **Disagreement.** Calls are not compared, unless `Checked` of `collectives-alloc` is around the
