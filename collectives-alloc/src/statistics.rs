@@ -44,6 +44,7 @@ pub fn report(policy: &str, rank: Rank, stats: &Stats) {
         registrations_after_seal = stats.registrations_after_seal,
         agreements = stats.agreements,
         agreement_failures = stats.agreement_failures,
+        misses = stats.misses,
         miss_nanoseconds = stats.miss_nanoseconds,
         slowest_miss_nanoseconds = stats.slowest_miss_nanoseconds,
         digest = stats.digest,
@@ -91,6 +92,7 @@ mod facade {
             "registrations_after_seal": stats.registrations_after_seal;
             "agreements": stats.agreements;
             "agreement_failures": stats.agreement_failures;
+            "misses": stats.misses;
             "miss_nanoseconds": stats.miss_nanoseconds;
         }
         for (reason, count) in &stats.fallbacks {

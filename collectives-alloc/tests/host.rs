@@ -2,129 +2,44 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod rig;
+
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collectives_alloc::arena::Arena;
 use collectives_alloc::config::ScratchConfig;
-use collectives_alloc::exact::Exact;
-use collectives_alloc::geometric::Geometric;
-use collectives_alloc::geometric_class::GeometricClass;
-use collectives_alloc::options::Options;
-use collectives_alloc::policy::Policy;
-use collectives_alloc::pool::Pool;
 use collectives_alloc::recorded::Recorded;
 use collectives_alloc::registry;
-use collectives_alloc::replace::Replace;
 use collectives_alloc::replay::Replay;
 use collectives_alloc::trace;
 use collectives_core::buffer::Buffer;
 use collectives_core::collectives::Collectives;
 use collectives_core::communicator::Communicator;
-use collectives_core::device::Device;
 use collectives_core::error::ErrorKind;
-use collectives_core::graph::{Capture, Executable};
-use collectives_core::path::{Path, Staging};
+use collectives_core::graph::Capture;
+use collectives_core::path::Staging;
 use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::Request;
-use collectives_core::stream::Stream;
 use collectives_host::communicator::HostCommunicator;
-use collectives_host::device::HostDevice;
 use collectives_host::model::StreamMode::{self, Asynchronous, Inline};
 use collectives_host::model::{AddressOrder, Call as HostCall, DeviceModel};
 use collectives_host::world::HostWorld;
 use rstest::rstest;
 
-const GRANULE: usize = 2 << 20;
-/// How long ranks wait for each other.
-const DEADLINE: Duration = Duration::from_secs(20);
+use rig::{Captured, DEADLINE, Rig};
 
-/// A rank: its handle, its device and a stream.
-struct Setup {
-    collectives: Collectives<HostCommunicator, Pool>,
-    host: Arc<HostDevice>,
-    device: Arc<dyn Device>,
-    stream: Stream,
-    rank: usize,
-    ranks: usize,
+const GRANULE: usize = 2 << 20;
+
+fn rig(comm: HostCommunicator, policy: &str) -> Rig {
+    Rig::new(comm, &ScratchConfig::with_policy(policy))
 }
 
-impl Setup {
-    fn new(comm: HostCommunicator, policy: Box<dyn Policy>) -> Self {
-        let (host, device) = (Arc::clone(comm.host_device()), Arc::clone(comm.device()));
-        let (rank, ranks) = (comm.info().rank.index(), comm.info().world_size);
-        let mut collectives = Collectives::new(comm, Pool::new(policy, Options::default()));
-        collectives.set_staging(Staging::Forced);
-        let stream = device.create_stream().unwrap();
-        Self {
-            collectives,
-            host,
-            device,
-            stream,
-            rank,
-            ranks,
-        }
-    }
-
-    fn input(&self, count: usize, round: usize) -> Vec<i32> {
-        let value =
-            |index: usize| i32::try_from((self.rank + 1) * (round + 1) + index % 97).unwrap();
-        (0..count).map(value).collect()
-    }
-
-    fn expected(&self, count: usize, round: usize) -> Vec<i32> {
-        let ranks: usize = (1..=self.ranks).sum();
-        let value = |index: usize| ranks * (round + 1) + self.ranks * (index % 97);
-        (0..count)
-            .map(|index| i32::try_from(value(index)).unwrap())
-            .collect()
-    }
-
-    fn eager(&mut self, bytes: usize) {
-        let count = bytes / 4;
-        let mut tensor =
-            Buffer::from_slice(&self.device, &self.input(count, 0), &self.stream).unwrap();
-        let report = self
-            .collectives
-            .all_reduce(&mut tensor, ReduceOp::Sum, &self.stream)
-            .unwrap();
-        assert_eq!(report.path, Path::Staged);
-        assert_eq!(tensor.read(&self.stream).unwrap(), self.expected(count, 0));
-    }
-
-    /// A graph of an all-reduce in place on a buffer of its own.
-    fn capture(&mut self, bytes: usize) -> (Executable, Buffer<i32>) {
-        let mut tensor = Buffer::zeroed(&self.device, bytes / 4, &self.stream).unwrap();
-        let _ = self.collectives.reserve(&[Request::new(bytes)]).unwrap();
-        let capture = Capture::begin(&*self.device, &mut self.stream).unwrap();
-        for _ in 0..2 {
-            let report = self
-                .collectives
-                .all_reduce(&mut tensor, ReduceOp::Max, capture.stream())
-                .unwrap();
-            assert_eq!(report.path, Path::Staged);
-        }
-        let _ = self
-            .collectives
-            .all_reduce(&mut tensor, ReduceOp::Sum, capture.stream())
-            .unwrap();
-        (capture.end().unwrap().instantiate().unwrap(), tensor)
-    }
-
-    fn replay(&self, (graph, tensor): &mut (Executable, Buffer<i32>), round: usize, on: &Stream) {
-        let count = tensor.len();
-        tensor.write(&self.input(count, round), on).unwrap();
-        graph.launch(&*self.device, on).unwrap();
-        // Max over ranks twice, then the sum of equal values.
-        let ranks = self.ranks;
-        let largest = |index: usize| ranks * (round + 1) + index % 97;
-        let expected: Vec<_> = (0..count)
-            .map(|index| i32::try_from(ranks * largest(index)).unwrap())
-            .collect();
-        assert_eq!(tensor.read(on).unwrap(), expected);
-    }
+/// A graph of three reductions, whose slot exists before.
+fn capture(on: &mut Rig, bytes: usize) -> Captured {
+    let _ = on.collectives.reserve(&[Request::new(bytes)]).unwrap();
+    on.capture_of(bytes, &[ReduceOp::Max, ReduceOp::Max, ReduceOp::Sum])
 }
 
 /// Ranks that differ in whatever ranks may differ in, on memory that finds stale uses.
@@ -148,10 +63,6 @@ fn hostile_rank(rank: Rank) -> DeviceModel {
         .with_skew(Duration::from_micros(100), u64::from(rank.0))
 }
 
-fn boxed(policy: impl Policy + 'static) -> Box<dyn Policy> {
-    Box::new(policy)
-}
-
 // invariants 21, 22 and 26
 #[rstest]
 fn old_graphs_replay_exactly_after_any_growth_on_any_stream(
@@ -162,11 +73,11 @@ fn old_graphs_replay_exactly_after_any_growth_on_any_stream(
         .model(hostile(mode))
         .deadline(DEADLINE)
         .run(|comm| {
-            let mut on = Setup::new(comm, policy(name));
+            let mut on = rig(comm, name);
             let other = on.device.create_stream().unwrap();
-            let mut graphs: Vec<_> = [4096, 64 << 10].map(|bytes| on.capture(bytes)).into();
+            let mut graphs: Vec<_> = [4096, 64 << 10].map(|bytes| capture(&mut on, bytes)).into();
             for (round, bytes) in [1 << 20, 3 << 20, 5 << 20, 9 << 20].into_iter().enumerate() {
-                on.eager(bytes);
+                on.eager(bytes, 0);
                 for graph in &mut graphs {
                     on.replay(graph, 2 * round, &on.stream);
                     on.replay(graph, 2 * round + 1, &other);
@@ -182,16 +93,6 @@ fn old_graphs_replay_exactly_after_any_growth_on_any_stream(
         });
 }
 
-fn policy(name: &str) -> Box<dyn Policy> {
-    match name {
-        "exact" => boxed(Exact::new()),
-        "replace" => boxed(Replace::default()),
-        "geometric" => boxed(Geometric::default()),
-        "arena" => boxed(Arena::new(Arena::DEFAULT_GROWTH).unwrap()),
-        _ => boxed(GeometricClass::default()),
-    }
-}
-
 // invariants 9 and 38
 #[rstest]
 fn bytes_come_back_at_the_first_collective_point_after_the_last_rank_let_its_graph_go(
@@ -201,18 +102,15 @@ fn bytes_come_back_at_the_first_collective_point_after_the_last_rank_let_its_gra
         .model(hostile(mode))
         .deadline(DEADLINE)
         .run(|comm| {
-            let mut on = Setup::new(comm, policy("replace"));
-            let mut first = Some(on.capture(1 << 20));
-            let mut second = Some(on.capture(3 << 20));
-            on.eager(9 << 20);
+            let mut on = rig(comm, "replace");
+            let mut first = Some(capture(&mut on, 1 << 20));
+            let mut second = Some(capture(&mut on, 3 << 20));
+            on.eager(9 << 20, 0);
             assert_eq!(
                 on.host.mapped_bytes(),
                 GRANULE + 2 * GRANULE + 10 * (1 << 20)
             );
-            assert_eq!(
-                on.host.mapped_bytes(),
-                on.collectives.stats().mapped_bytes()
-            );
+            assert_eq!(on.host.mapped_bytes(), on.mapped());
             // Ranks let their graphs go in another order.
             let (early, late) = if on.rank.is_multiple_of(2) {
                 (&mut first, &mut second)
@@ -221,15 +119,15 @@ fn bytes_come_back_at_the_first_collective_point_after_the_last_rank_let_its_gra
             };
             *early = None;
             on.host.wait_for_destructors();
-            on.eager(11 << 20);
-            let mapped = on.collectives.stats().mapped_bytes();
+            on.eager(11 << 20, 0);
+            let mapped = on.mapped();
             assert_eq!(mapped, 3 * GRANULE + 10 * GRANULE, "some rank holds either");
             *late = None;
             on.host.wait_for_destructors();
             let trimmed = on.collectives.trim().unwrap();
             assert_eq!((trimmed.slots, trimmed.held_bytes), (3, 0));
             assert_eq!(on.host.mapped_bytes(), 0);
-            on.eager(1 << 20);
+            on.eager(1 << 20, 0);
         });
 }
 
@@ -249,16 +147,16 @@ fn the_seed_trace_comes_to_its_table(
         .model(model)
         .deadline(DEADLINE)
         .run(|comm| {
-            let mut on = Setup::new(comm, policy(name));
+            let mut on = rig(comm, name);
             let padded = |tokens: usize| tokens.next_multiple_of(64) * 10_240;
             let mut graphs: Vec<_> = [1, 8, 64, 128, 256]
-                .map(|batch| on.capture(padded(batch)))
+                .map(|batch| capture(&mut on, padded(batch)))
                 .into();
             let prompts = [
                 37, 64, 101, 150, 192, 230, 300, 350, 410, 480, 505, 570, 640, 655, 700, 768,
             ];
             for prompt in prompts.into_iter().chain(prompts) {
-                on.eager(padded(prompt));
+                on.eager(padded(prompt), 0);
             }
             for graph in &mut graphs {
                 on.replay(graph, 0, &on.stream);
@@ -291,10 +189,10 @@ fn a_device_out_of_memory_on_any_rank_fails_alike_everywhere_and_smaller_works(
         .model(model)
         .deadline(DEADLINE)
         .run(|comm| {
-            let mut on = Setup::new(comm, policy("geometric"));
+            let mut on = rig(comm, "geometric");
             let request = [Request::new(10 * GRANULE)];
             let failed = on.collectives.reserve(&request).unwrap_err().kind().clone();
-            on.eager(GRANULE);
+            on.eager(GRANULE, 0);
             assert_eq!(on.host.mapped_bytes(), GRANULE);
             failed
         });
@@ -321,14 +219,14 @@ fn what_one_rank_is_refused_once_fails_alike_everywhere_and_then_works(
     };
     let world = HostWorld::new(3).model(model).deadline(DEADLINE);
     let kinds = world.run(|comm| {
-        let mut on = Setup::new(comm, policy("geometric"));
+        let mut on = rig(comm, "geometric");
         let request = [Request::new(GRANULE)];
         let error = on.collectives.reserve(&request).unwrap_err();
         assert!(!error.poisons(), "{error}");
         assert_eq!(on.host.mapped_bytes(), 0, "nothing is lost");
         assert_eq!(on.collectives.stats().registrations, 0);
-        on.eager(GRANULE);
-        on.eager(3 * GRANULE);
+        on.eager(GRANULE, 0);
+        on.eager(3 * GRANULE, 0);
         error.kind().clone()
     });
     assert!(kinds.iter().all(|kind| *kind == kinds[0]), "{kinds:?}");
@@ -417,10 +315,10 @@ fn everything_may_be_dropped_in_any_order(
         .model(hostile(mode))
         .deadline(DEADLINE)
         .run(|comm| {
-            let mut on = Setup::new(comm, policy("replace"));
-            let graph = on.capture(1 << 20);
-            on.eager(3 << 20);
-            let Setup {
+            let mut on = rig(comm, "replace");
+            let graph = capture(&mut on, 1 << 20);
+            on.eager(3 << 20, 0);
+            let Rig {
                 collectives,
                 host,
                 device,
@@ -445,13 +343,13 @@ fn scratch_never_lies_in_a_window_of_the_user(#[values(Inline, Asynchronous)] mo
         .model(hostile(mode))
         .deadline(DEADLINE)
         .run(|comm| {
-            let mut on = Setup::new(comm, policy("geometric"));
+            let mut on = rig(comm, "geometric");
             let mut tensor = on.collectives.symmetric_buffer::<i32>(1 << 18).unwrap();
             let ours = on.input(1 << 18, 0);
             tensor.write(&ours, &on.stream).unwrap();
             let window = tensor.window().unwrap().window;
             for bytes in [1 << 20, 3 << 20] {
-                on.eager(bytes);
+                on.eager(bytes, 0);
             }
             assert_eq!(tensor.read(&on.stream).unwrap(), ours);
             let _ = on.collectives.trim().unwrap();
@@ -469,8 +367,8 @@ fn a_result_survives_later_uses_and_replays_of_the_slot_it_was_staged_through(
         .model(hostile(mode))
         .deadline(DEADLINE)
         .run(|comm| {
-            let mut on = Setup::new(comm, policy("geometric"));
-            let mut graph = on.capture(1 << 20);
+            let mut on = rig(comm, "geometric");
+            let mut graph = capture(&mut on, 1 << 20);
             let count = 1 << 18;
             let mut result =
                 Buffer::from_slice(&on.device, &on.input(count, 5), &on.stream).unwrap();
@@ -484,8 +382,11 @@ fn a_result_survives_later_uses_and_replays_of_the_slot_it_was_staged_through(
                 "the slot that the graph owns"
             );
             on.replay(&mut graph, 3, &on.stream);
-            on.eager(1 << 20);
-            assert_eq!(result.read(&on.stream).unwrap(), on.expected(count, 5));
+            on.eager(1 << 20, 0);
+            assert_eq!(
+                result.read(&on.stream).unwrap(),
+                on.expected(count, 5, &[ReduceOp::Sum])
+            );
         });
 }
 
@@ -498,7 +399,7 @@ fn uneven_counts_give_the_same_decisions_on_all_ranks(
         .model(hostile(mode))
         .deadline(DEADLINE)
         .run(|comm| {
-            let mut on = Setup::new(comm, policy("geometric"));
+            let mut on = rig(comm, "geometric");
             for counts in [[1, 70_000, 9], [500_000, 1, 1], [3, 3, 900_000]] {
                 let send =
                     Buffer::from_slice(&on.device, &on.input(counts[on.rank], 0), &on.stream);

@@ -34,6 +34,9 @@ pub struct Stats {
     pub agreements: u64,
     /// Agreement rounds that failed.
     pub agreement_failures: u64,
+    /// Misses that ranks met for while serving, whether they registered a slot or failed; `reserve`
+    /// is none.
+    pub misses: u64,
     /// Nanoseconds spent on misses, in all.
     pub miss_nanoseconds: u64,
     /// Nanoseconds of the slowest miss.
@@ -184,6 +187,7 @@ impl Stats {
             registrations_after_seal: counted(|stats| stats.registrations_after_seal),
             agreements: counted(|stats| stats.agreements),
             agreement_failures: counted(|stats| stats.agreement_failures),
+            misses: counted(|stats| stats.misses),
             miss_nanoseconds: counted(|stats| stats.miss_nanoseconds),
             histogram: Histogram(histogram),
             ..self.clone()

@@ -92,6 +92,7 @@ impl Ledger {
     pub(super) fn missed(&mut self, took: Duration) {
         let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let stats = &mut self.stats;
+        stats.misses += 1;
         stats.miss_nanoseconds = stats.miss_nanoseconds.saturating_add(nanoseconds);
         stats.slowest_miss_nanoseconds = stats.slowest_miss_nanoseconds.max(nanoseconds);
     }

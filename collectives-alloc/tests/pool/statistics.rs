@@ -1,4 +1,6 @@
-//! What is counted.
+//! What is counted, and what is said of it.
+
+use std::sync::{Arc, Mutex};
 
 use collectives_alloc::exact::Exact;
 use collectives_alloc::geometric::Geometric;
@@ -10,6 +12,8 @@ use collectives_core::communicator::Communicator;
 use collectives_core::scratch::{Request, ScratchAllocator};
 use proptest::prelude::*;
 use rstest::rstest;
+use tracing::field::{Field, Visit};
+use tracing::{Metadata, span};
 
 use crate::mock::{MockGraph, alone, world};
 use crate::{MIB, acquire, balanced, geometric, pool, touch};
@@ -184,4 +188,58 @@ proptest! {
             assert_eq!(stats.registrations, expected[1]);
         });
     }
+}
+
+/// Collects the warnings of one thread.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Text(String);
+        impl Visit for Text {
+            fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+                self.0 += &format!("{field}={value:?};");
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().unwrap().push(text.0);
+    }
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+#[test]
+fn growth_while_serving_is_a_warning_with_the_reserve_that_prevents_it() {
+    let run = |before: &[Request]| {
+        let warnings = Warnings::default();
+        let stats = tracing::subscriber::with_default(warnings.clone(), || {
+            alone(|comm| {
+                let (mut pool, stream) = (geometric(), comm.stream());
+                let _ = pool.reserve(comm, before).unwrap();
+                touch(&mut pool, comm, 3 * MIB, &stream);
+                touch(&mut pool, comm, 2 * MIB, &stream);
+                pool.stats()
+            })
+        });
+        let texts = warnings.0.lock().unwrap().clone();
+        (texts, stats.misses)
+    };
+    let (texts, misses) = run(&[]);
+    assert_eq!((texts.len(), misses), (1, 1), "{texts:?}");
+    let call = "reserve(&[Request::new(3145728)])";
+    assert!(texts[0].contains(call), "{texts:?}");
+    assert!(texts[0].contains("domain=\"shared\""), "{texts:?}");
+    // Who makes that call is warned of nothing.
+    let (texts, misses) = run(&[Request::new(3_145_728)]);
+    assert_eq!((texts.len(), misses), (0, 0), "{texts:?}");
 }

@@ -39,6 +39,7 @@ pub(crate) fn options(bug: Option<Planted>, mut options: Options) -> Options {
         }
         Some(Planted::SealIgnored) => options.seal = Seal::Never,
         Some(Planted::SlotsPerStream) => options.domain = DomainMode::Stream,
+        Some(Planted::DomainsShared) => options.domain = DomainMode::Shared,
         _ => {}
     }
     options

@@ -187,6 +187,8 @@ planted! {
     SealIgnored,
     /// Allocator: every stream has slots of its own.
     SlotsPerStream,
+    /// Allocator: streams and graphs that should have slots of their own share them.
+    DomainsShared,
     /// Allocator: `trim` gives nothing back.
     TrimDoesNothing,
     /// Allocator: `trim` does not say what is held.

@@ -5,6 +5,7 @@
 pub mod arena;
 pub mod communicator;
 pub mod disagreement;
+pub mod domains;
 pub mod failure;
 pub mod graph_replay;
 pub mod misuse;
@@ -41,6 +42,10 @@ pub const ALL: &[Suite] = &[
     Suite {
         name: "arena",
         cases: arena::CASES,
+    },
+    Suite {
+        name: "domains",
+        cases: domains::CASES,
     },
     Suite {
         name: "sharded",

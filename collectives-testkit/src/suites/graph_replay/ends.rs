@@ -7,7 +7,7 @@ use collectives_core::graph::Capture;
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::Request;
 
-use crate::capability::Capability::{DelaysDestructors, Graphs, Symmetric};
+use crate::capability::Capability::{CountsMemory, DelaysDestructors, Graphs, Symmetric};
 use crate::case::{Case, Outcome, refused};
 use crate::planted::Planted;
 use crate::rig::Rig;
@@ -53,6 +53,13 @@ pub(super) const CASES: &[Case] = &[
     )
     .needs(&[Symmetric, Graphs, DelaysDestructors])
     .catches(Planted::RetainForgotten),
+    Case::new(
+        "I25",
+        "the end of a graph frees nothing before the next collective point",
+        freed_at_a_collective_point,
+    )
+    .needs(&[Symmetric, Graphs, CountsMemory])
+    .catches(Planted::RetainForever),
     Case::new(
         "A13",
         "failed and abandoned captures give back what they used",
@@ -201,6 +208,32 @@ fn queued_release(rig: &mut Rig<'_>) -> Outcome {
         (trimmed.slots, trimmed.held_bytes),
         (1, 0),
         "slots freed and bytes held"
+    );
+    rig.finish(handle)
+}
+
+fn freed_at_a_collective_point(rig: &mut Rig<'_>) -> Outcome {
+    let before = rig.probe().mapped_bytes();
+    let mut handle = rig.collectives("replace")?;
+    let graph = rig.replay_of(&mut handle, rig.granule())?;
+    let with_graph = rig.probe().mapped_bytes();
+    drop(graph);
+    // By now the destructor has run, on whichever thread runs destructors.
+    rig.settle();
+    rig.meet()?;
+    ensure_eq!(
+        rig.probe().mapped_bytes(),
+        with_graph,
+        "bytes of the device after the destructor"
+    );
+    ensure_eq!(handle.stats().deregistrations, 0, "windows retired");
+    let trimmed = rig.settled_trim(&mut handle)?;
+    ensure_eq!(trimmed.held_bytes, 0, "bytes held after the destructor");
+    rig.settle();
+    ensure_eq!(
+        rig.probe().mapped_bytes(),
+        before,
+        "bytes of the device after the trim"
     );
     rig.finish(handle)
 }
