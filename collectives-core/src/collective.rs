@@ -303,29 +303,50 @@ impl<'a> Collective<'a> {
     /// The [`Misuse`] that was found.
     #[inline]
     pub fn check(&self, rank: Rank, world_size: usize) -> Result<()> {
-        if let Some(root) = self.root().filter(|root| root.index() >= world_size) {
-            return Err(Misuse::RankOutOfRange {
-                rank: root,
-                world_size,
+        let (send, recv) = match self.op {
+            // Apart, because these are called most and need the least.
+            Op::AllReduce(op) => {
+                self.check_scalar(op)?;
+                let count = self.counts.of(Rank(0));
+                (count, count)
             }
-            .into());
-        }
-        if let Some(ReduceOp::PreMulSum(scalar)) = self.reduction()
-            && scalar.dtype() != self.dtype
-        {
-            return Err(Misuse::DTypeDiffers {
-                left: scalar.dtype(),
-                right: self.dtype,
+            Op::Barrier => (0, 0),
+            _ => {
+                self.check_root(world_size)?;
+                self.reduction()
+                    .map_or(Ok(()), |op| self.check_scalar(op))?;
+                self.elements(rank, world_size)?
             }
-            .into());
-        }
-        let (send, recv) = self.elements(rank, world_size)?;
+        };
         self.check_side("send", self.send, send)?;
         self.check_side("recv", self.recv, recv)?;
         if self.send.overlaps(self.recv) && !self.is_in_place(rank) {
             return Err(Misuse::Overlap.into());
         }
         Ok(())
+    }
+
+    fn check_root(&self, world_size: usize) -> Result<()> {
+        match self.root() {
+            Some(rank) if rank.index() >= world_size => {
+                Err(Misuse::RankOutOfRange { rank, world_size }.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn check_scalar(&self, op: ReduceOp) -> Result<()> {
+        match op {
+            ReduceOp::PreMulSum(scalar) if scalar.dtype() != self.dtype => {
+                Err(Misuse::DTypeDiffers {
+                    left: scalar.dtype(),
+                    right: self.dtype,
+                }
+                .into())
+            }
+            _ => Ok(()),
+        }
     }
 
     #[inline]
