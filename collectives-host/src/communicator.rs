@@ -24,7 +24,7 @@ use crate::endpoint::{BACKEND, Endpoint};
 use crate::messages::check_self_messages;
 use crate::node::{Calls, CollectiveNode};
 use crate::presence::{HostAbort, Presence};
-use crate::queue::Turn;
+use crate::queue::{Turn, take_turn};
 use crate::registry;
 use crate::tickets::Ticket;
 use crate::windows::Windows;
@@ -186,21 +186,23 @@ impl HostCommunicator {
     ///
     /// As for [`Communicator::enqueue`]; the calls were checked, and there is at least one.
     unsafe fn enqueue_checked(&self, calls: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
-        if self.host.is_capturing(stream)? {
+        let queue = self.host.queue(stream)?;
+        if queue.is_capturing()? {
             // Without the turn, so that nobody who looks at the stream waits for a peer.
             let endpoint: &Endpoint = self.endpoint();
             endpoint.tickets().need();
             endpoint.compare_captured(&Ticket::take(endpoint), calls)?;
         }
-        match self.host.turn(stream)? {
+        let endpoint: &Endpoint = self.endpoint();
+        let post = endpoint.prepare(calls);
+        match take_turn(queue)? {
             Turn::Inline(_turn) => {
-                let endpoint: &Endpoint = self.endpoint();
                 if endpoint.tickets().are_needed() {
                     // SAFETY: By the caller.
                     unsafe { endpoint.run(&Ticket::take(endpoint), calls) }
                 } else {
                     // SAFETY: By the caller; all operations so far ran inside a call like this.
-                    unsafe { endpoint.run_in_turn(calls) }
+                    unsafe { endpoint.run_in_turn(calls, post.as_ref()) }
                 }
             }
             Turn::Queued(turn) => {

@@ -139,17 +139,10 @@ impl HostDevice {
         Ok(())
     }
 
-    /// Whose turn it is on this stream.
+    /// The queue behind a stream of this device.
     #[inline]
-    pub(crate) fn turn<'a>(&self, stream: &'a StreamRef) -> Result<Turn<'a>> {
-        take_turn(queue_of(self.shared.id, stream)?)
-    }
-
-    /// Whether the stream is part of a valid capture.
-    #[inline]
-    pub(crate) fn is_capturing(&self, stream: &StreamRef) -> Result<bool> {
-        let queue = queue_of(self.shared.id, stream)?;
-        Ok(!queue.is_plain() && queue.capture_state()?.is_some())
+    pub(crate) fn queue<'a>(&self, stream: &'a StreamRef) -> Result<&'a Arc<Queue>> {
+        queue_of(self.shared.id, stream)
     }
 
     /// Symmetric memory of at least `bytes` bytes, in whole granules.

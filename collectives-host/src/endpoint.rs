@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use collectives_core::bootstrap::{Bootstrap, DEFAULT_DEADLINE};
-use collectives_core::collective::Collective;
+use collectives_core::collective::{Collective, Op};
 use collectives_core::error::{Error, ErrorKind, Result};
 use collectives_core::rank::Rank;
 
@@ -168,29 +168,42 @@ impl Endpoint {
         let broken = || self.fabric.is_broken().then(|| self.refusal());
         let _turn = ticket.turn(broken)?;
         // SAFETY: By the caller, and the turn is this operation's alone.
-        unsafe { self.run_in_turn(calls) }
+        unsafe { self.run_in_turn(calls, self.prepare(calls).as_ref()) }
+    }
+
+    /// What this rank is going to post for a single collective. It can be made before the turn
+    /// comes, which begins with an instruction that waits for all before it.
+    #[inline]
+    pub(crate) fn prepare(&self, calls: &[Collective<'_>]) -> Option<Post> {
+        match calls {
+            [call] if !call.kind().is_point_to_point() => Some(self.post_of::<false>(call)),
+            _ => None,
+        }
     }
 
     /// Runs operations now.
     ///
     /// # Safety
     ///
-    /// As for [`Endpoint::run`], and nothing else of this rank runs.
+    /// As for [`Endpoint::run`], nothing else of this rank runs, and `post` is what
+    /// [`Endpoint::prepare`] made of the calls.
     #[inline]
-    pub(crate) unsafe fn run_in_turn(&self, calls: &[Collective<'_>]) -> Result<()> {
+    pub(crate) unsafe fn run_in_turn(
+        &self,
+        calls: &[Collective<'_>],
+        post: Option<&Post>,
+    ) -> Result<()> {
         if self.fabric.is_broken() {
             return Err(self.refusal());
         }
         // SAFETY: By the caller.
         let seat = unsafe { &mut *self.seat.get() };
         self.drift(seat);
-        let result = match calls {
+        let result = match (calls, post) {
             // SAFETY: By the caller.
-            [call] if !call.kind().is_point_to_point() => unsafe {
-                self.single::<false>(seat, call)
-            },
+            ([call], Some(post)) => unsafe { self.single::<false>(seat, call, post) },
             // SAFETY: By the caller.
-            calls => unsafe { self.group(seat, calls) },
+            (calls, _) => unsafe { self.group(seat, calls) },
         };
         result.map_err(|error| self.context(error, calls))
     }
@@ -219,7 +232,7 @@ impl Endpoint {
         self.drift(seat);
         let result = match collectives.as_slice() {
             // SAFETY: Captured operations touch no operand.
-            [call] => unsafe { self.single::<true>(seat, call) },
+            [call] => unsafe { self.single::<true>(seat, call, &self.post_of::<true>(call)) },
             // SAFETY: As above.
             calls => unsafe { self.several::<true>(seat, calls) },
         };
@@ -256,17 +269,37 @@ impl Endpoint {
         );
     }
 
+    #[inline]
     fn meeting(&self, seat: &mut Seat) -> Meeting<'_> {
         seat.number += 1;
         Meeting {
             endpoint: self,
             fabric: &self.fabric,
+            me: self.fabric.member(self.rank.index()),
             rank: self.rank,
             number: seat.number,
-            deadline: self.deadline(),
+            deadline: self.deadline.load(Ordering::Relaxed),
         }
     }
 
+    /// What this rank posts for one collective.
+    #[inline]
+    fn post_of<const IS_CAPTURED: bool>(&self, call: &Collective<'_>) -> Post {
+        let inline = !IS_CAPTURED
+            && !(self.model.multicast()
+                && (call.send.window.is_some() || call.recv.window.is_some()));
+        let mut post = Post::of(call, self.rank, self.fabric.world_size(), inline);
+        if IS_CAPTURED {
+            post.head.flags |= CAPTURED;
+        }
+        post
+    }
+
+    /// One collective, for which this rank posts `mine`.
+    ///
+    /// It reads its own post there and not in its slot: a peer that has read the slot may have the
+    /// line for itself by then, and taking it back takes as long as sending a word.
+    ///
     /// # Safety
     ///
     /// As for [`Endpoint::run`], unless the operation is captured: that one is only compared.
@@ -274,31 +307,36 @@ impl Endpoint {
         &self,
         seat: &mut Seat,
         call: &Collective<'_>,
+        mine: &Post,
     ) -> Result<()> {
         let meeting = self.meeting(seat);
-        let inline = !IS_CAPTURED
-            && !(self.model.multicast()
-                && (call.send.window.is_some() || call.recv.window.is_some()));
         let leave = Leave(&meeting);
         if meeting.is_open() {
             // SAFETY: By the caller; the slot is this rank's own.
-            unsafe { self.announce::<IS_CAPTURED>(&meeting, call, inline) };
+            unsafe { self.announce(&meeting, mine, call) };
         }
         meeting.meet()?;
         let posts = Single {
             meeting: &meeting,
             endpoint: self,
+            mine,
         };
         let mut stay = false;
-        let result = if posts.all_plain_alike(&mut stay) {
-            Ok(())
-        } else {
-            compare::shapes(&posts).and_then(|()| compare::operations(&posts))
+        let alike = posts.all_plain_alike(&mut stay);
+        let compared = match alike {
+            true => Ok(()),
+            false => compare::shapes(&posts).and_then(|()| compare::operations(&posts)),
         };
-        let result = match result {
+        let result = match (compared, call.op) {
+            // SAFETY: All ranks posted the same, and by the caller the output is valid.
+            (Ok(()), Op::AllReduce(op)) if alike && mine.head.is(INLINE) => unsafe {
+                posts.all_reduce_inline(call, op, &mut seat.scratch)
+            },
             // SAFETY: By the caller, and all ranks said the same.
-            Ok(()) if !IS_CAPTURED => unsafe { exchange::run(&posts, call, &mut seat.scratch) },
-            compared => compared,
+            (Ok(()), _) if !IS_CAPTURED => unsafe {
+                exchange::run(&posts, call, &mut seat.scratch)
+            },
+            (compared, _) => compared,
         };
         leave.now(stay || result.is_err());
         result
@@ -310,20 +348,12 @@ impl Endpoint {
     ///
     /// As for [`Endpoint::run`], and nobody has given up on this rank.
     #[inline]
-    unsafe fn announce<const IS_CAPTURED: bool>(
-        &self,
-        meeting: &Meeting<'_>,
-        call: &Collective<'_>,
-        inline: bool,
-    ) {
-        let slot = meeting.slot(self.rank.index());
+    unsafe fn announce(&self, meeting: &Meeting<'_>, mine: &Post, call: &Collective<'_>) {
+        let slot = meeting.own_slot();
         // SAFETY: Everybody has left the operation two before this one, so nobody reads the slot.
         let post = unsafe { &mut *slot.post() };
-        post.fill(call, self.rank, self.fabric.world_size(), inline);
-        if IS_CAPTURED {
-            post.head.flags |= CAPTURED;
-        }
-        if post.head.is(INLINE) && call.send.bytes > 0 {
+        mine.publish(post);
+        if mine.head.is(INLINE) && call.send.bytes > 0 {
             let target = match call.send.bytes {
                 0..=SMALL => post.small.as_mut_ptr(),
                 _ => slot.eager(),
@@ -348,7 +378,7 @@ impl Endpoint {
         let met = match collectives.as_slice() {
             [] => Ok(()),
             // SAFETY: By the caller.
-            [call] => unsafe { self.single::<false>(seat, call) },
+            [call] => unsafe { self.single::<false>(seat, call, &self.post_of::<false>(call)) },
             // SAFETY: By the caller.
             calls => unsafe { self.several::<false>(seat, calls) },
         };
@@ -366,16 +396,16 @@ impl Endpoint {
     ) -> Result<()> {
         let meeting = self.meeting(seat);
         let world_size = self.fabric.world_size();
-        let post = |call: &&Collective<'_>| Post::of_member(call, self.rank, world_size);
+        let post = |call: &&Collective<'_>| Post::of(call, self.rank, world_size, false);
         seat.posts.clear();
         seat.posts.extend(calls.iter().map(post));
+        let mut mine = Post::of_group(calls.len(), seat.posts.as_ptr());
+        if IS_CAPTURED {
+            mine.head.flags |= CAPTURED;
+        }
         if meeting.is_open() {
-            let mut post = Post::of_group(calls.len(), seat.posts.as_ptr());
-            if IS_CAPTURED {
-                post.head.flags |= CAPTURED;
-            }
             // SAFETY: Everybody has left the operation two before this one.
-            unsafe { meeting.slot(self.rank.index()).post().write(post) };
+            unsafe { meeting.own_slot().post().write(mine) };
         }
         let leave = Leave(&meeting);
         meeting.meet()?;
@@ -387,6 +417,7 @@ impl Endpoint {
         let single = Single {
             meeting: &meeting,
             endpoint: self,
+            mine: &mine,
         };
         let mut result = compare::shapes(&single);
         for index in 0..calls.len() {

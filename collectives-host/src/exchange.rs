@@ -43,6 +43,9 @@ pub(crate) unsafe fn run<V: View>(
     call: &Collective<'_>,
     scratch: &mut Scratch,
 ) -> Result<()> {
+    if matches!(call.op, Op::Barrier) {
+        return Ok(());
+    }
     // INVARIANT: By the caller, all ranks' operands are valid and as long as the call says.
     let exchange = Exchange {
         view,

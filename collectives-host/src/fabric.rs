@@ -63,6 +63,15 @@ unsafe impl Sync for Slot {}
 // SAFETY: The pointers in a post are used under the rules of the meeting only.
 unsafe impl Send for Slot {}
 
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Member")
+            .field("left", &self.left)
+            .field("gone", &self.gone)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Slot {
     fn new() -> Self {
         Self {
@@ -74,6 +83,12 @@ impl Slot {
 
     pub(crate) fn post(&self) -> *mut Post {
         self.post.get()
+    }
+
+    /// A small payload.
+    pub(crate) fn small(&self) -> *const u8 {
+        // SAFETY: The post is inside the slot; this makes no reference to it.
+        unsafe { (&raw const (*self.post.get()).small).cast() }
     }
 
     pub(crate) fn eager(&self) -> *mut u8 {

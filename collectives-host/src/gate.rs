@@ -10,7 +10,7 @@ use collectives_core::stream::StreamRef;
 
 use crate::capture::{Node, Prepared};
 use crate::device::HostDevice;
-use crate::queue::Turn;
+use crate::queue::{Turn, take_turn};
 
 /// Closed until it is opened, for good.
 #[derive(Clone, Debug, Default)]
@@ -64,7 +64,7 @@ pub(crate) fn enqueue(
     stream: &StreamRef,
     work: impl FnOnce() -> Result<()> + Send + 'static,
 ) -> Result<()> {
-    match device.turn(stream)? {
+    match take_turn(device.queue(stream)?)? {
         Turn::Inline(_turn) => work(),
         Turn::Queued(turn) => {
             turn.push(Box::new(work));
@@ -76,7 +76,7 @@ pub(crate) fn enqueue(
 
 /// Records a node on a stream that captures.
 pub(crate) fn record(device: &HostDevice, stream: &StreamRef, node: impl Node + 'static) {
-    match device.turn(stream).unwrap() {
+    match take_turn(device.queue(stream).unwrap()).unwrap() {
         Turn::Captured(turn) => turn.push(Arc::new(node)),
         Turn::Inline(_) | Turn::Queued(_) => panic!("the stream does not capture"),
     }

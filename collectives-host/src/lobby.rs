@@ -83,6 +83,9 @@ impl Lobby {
         self.wait_longer(poll, tick)
     }
 
+    /// Apart, so that who does not wait long keeps a small frame.
+    #[cold]
+    #[inline(never)]
     fn wait_longer<R>(
         &self,
         mut poll: impl FnMut() -> Option<R>,

@@ -21,7 +21,7 @@ use collectives_core::error::{Error, ErrorKind};
 use collectives_core::rank::Rank;
 
 use crate::endpoint::Endpoint;
-use crate::fabric::{Fabric, Slot, lock};
+use crate::fabric::{Fabric, Member, Slot, lock};
 use crate::post::Post;
 
 /// Why operations failed in which not everybody arrived, until every rank has heard of it.
@@ -39,10 +39,13 @@ enum Verdict {
 pub(crate) struct Meeting<'a> {
     pub(crate) endpoint: &'a Endpoint,
     pub(crate) fabric: &'a Fabric,
+    /// This rank's words.
+    pub(crate) me: &'a Member,
     pub(crate) rank: Rank,
     /// The number of the operation.
     pub(crate) number: u64,
-    pub(crate) deadline: Duration,
+    /// How long it waits, in nanoseconds: dividing them takes time that few operations have to spend.
+    pub(crate) deadline: u64,
 }
 
 const ABSENT: u64 = 1;
@@ -50,13 +53,19 @@ const ABSENT: u64 = 1;
 impl<'a> Meeting<'a> {
     #[inline]
     pub(crate) fn slot(&self, rank: usize) -> &'a Slot {
-        self.slot_of(rank, self.number)
+        slot_of(self.fabric.member(rank), self.number)
     }
 
     #[inline]
-    fn slot_of(&self, rank: usize, number: u64) -> &'a Slot {
-        let [even, odd] = &self.fabric.member(rank).slots;
-        if number & 1 == 0 { even } else { odd }
+    pub(crate) fn own_slot(&self) -> &'a Slot {
+        slot_of(self.me, self.number)
+    }
+
+    /// The other ranks, those that follow this one first.
+    #[inline]
+    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+        let me = self.rank.index();
+        (me + 1..self.fabric.world_size()).chain(0..me)
     }
 
     /// The post of a rank.
@@ -73,13 +82,13 @@ impl<'a> Meeting<'a> {
     /// Whether this rank may still write its slot: nobody has given up on it.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
-        self.slot(self.rank.index()).word.load(Ordering::Acquire) >> 1 < self.number
+        self.own_slot().word.load(Ordering::Acquire) >> 1 < self.number
     }
 
     /// Arrives, and waits for everybody else to arrive.
     #[inline]
     pub(crate) fn meet(&self) -> Result<(), Error> {
-        let word = &self.slot(self.rank.index()).word;
+        let word = &self.own_slot().word;
         let seen = word.load(Ordering::Relaxed);
         let arrived = seen >> 1 < self.number
             && word
@@ -89,17 +98,14 @@ impl<'a> Meeting<'a> {
             return Err(self.verdict());
         }
         self.fabric.lobby.wake();
-        let world_size = self.fabric.world_size();
-        for distance in 1..world_size {
-            let peer = (self.rank.index() + distance) % world_size;
+        look_later();
+        for peer in self.peers() {
             if !self.wait_for(peer) {
                 return Err(self.verdict());
             }
         }
         // Everybody has left the operation before this one, so its slot is the next to be written.
-        prefetch_for_writing(ptr::from_ref(
-            self.slot_of(self.rank.index(), self.number + 1),
-        ));
+        prefetch_for_writing(ptr::from_ref(slot_of(self.me, self.number + 1)));
         Ok(())
     }
 
@@ -116,10 +122,10 @@ impl<'a> Meeting<'a> {
             |waited| {
                 if self.fabric.is_broken() {
                     self.give_up(&Verdict::Broken);
-                } else if waited >= self.deadline {
+                } else if waited >= Duration::from_nanos(self.deadline) {
                     self.give_up(&Verdict::Timeout {
                         absent: Vec::new(),
-                        waited: self.deadline,
+                        waited: Duration::from_nanos(self.deadline),
                     });
                 } else if waited >= WARN_AFTER && !warned {
                     warned = true;
@@ -216,7 +222,7 @@ impl<'a> Meeting<'a> {
     /// Leaves: this rank reads nothing of its peers any more.
     #[inline]
     pub(crate) fn leave(&self, others_wait: bool) {
-        let left = &self.fabric.member(self.rank.index()).left;
+        let left = &self.me.left;
         if others_wait {
             left.store(self.number, Ordering::SeqCst);
             self.fabric.lobby.wake();
@@ -226,11 +232,9 @@ impl<'a> Meeting<'a> {
     }
 
     /// Waits until everybody has left. It has no deadline: all have arrived, so all will leave.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn wait_until_left(&self) {
-        let world_size = self.fabric.world_size();
-        for distance in 1..world_size {
-            let peer = (self.rank.index() + distance) % world_size;
+        for peer in self.peers() {
             let left = &self.fabric.member(peer).left;
             let mut warned = false;
             self.fabric.lobby.wait(
@@ -244,6 +248,26 @@ impl<'a> Meeting<'a> {
                 },
             );
         }
+    }
+}
+
+/// A rank's slot for an operation.
+#[inline]
+fn slot_of(member: &Member, number: u64) -> &Slot {
+    let [even, odd] = &member.slots;
+    if number & 1 == 0 { even } else { odd }
+}
+
+/// Keeps the processor from looking at peers' words before this rank's own is out.
+///
+/// It would look far ahead of that, find them unwritten, and take their lines away from the peers
+/// just when these write them: two ranks in step would then pay for three transfers in place of one.
+#[inline]
+fn look_later() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: Every processor of this architecture has the instruction, and it only waits.
+    unsafe {
+        std::arch::x86_64::_mm_lfence();
     }
 }
 

@@ -151,6 +151,21 @@ impl Post {
         }
     }
 
+    /// Writes all but `small` to where peers read it.
+    ///
+    /// Field by field, because a copy in wider words would wait for the narrow stores that made
+    /// this post.
+    #[inline]
+    pub(crate) fn publish(&self, slot: &mut Self) {
+        slot.head = self.head;
+        slot.count = self.count;
+        slot.scalar = self.scalar;
+        slot.send = self.send;
+        slot.recv = self.recv;
+        slot.counts = self.counts;
+        slot.recv_counts = self.recv_counts;
+    }
+
     /// Whether both sides lie at the same place of the same windows as another's.
     #[inline]
     pub(crate) fn is_at_place_of(&self, other: &Self) -> bool {
@@ -158,27 +173,20 @@ impl Post {
         place(&self.send) == place(&other.send) && place(&self.recv) == place(&other.recv)
     }
 
-    /// The post of one operation in a group.
-    pub(crate) fn of_member(call: &Collective<'_>, rank: Rank, world_size: usize) -> Self {
-        let mut post = Self::NONE;
-        post.fill(call, rank, world_size, false);
-        post
-    }
-
-    /// Becomes the post of one operation, in place. The payload stays out unless `inline` allows it
-    /// in. `small` is left as it is.
+    /// The post of one operation. A small payload is to go into the slot if `inline` allows it;
+    /// `small` is empty here.
     #[inline]
-    pub(crate) fn fill(
-        &mut self,
-        call: &Collective<'_>,
-        rank: Rank,
-        world_size: usize,
-        inline: bool,
-    ) {
+    pub(crate) fn of(call: &Collective<'_>, rank: Rank, world_size: usize, inline: bool) -> Self {
         let (counts, even) = vector(call.counts);
         let mut flags = if counts.is_null() { 0 } else { UNEVEN };
+        let (mut reduction, mut root) = (NO_REDUCTION, NO_ROOT);
         let (mut scalar, mut recv_counts) = (0, ptr::null());
         match call.op {
+            Op::AllReduce(op) | Op::ReduceScatter(op) => (reduction, scalar) = reducing(op),
+            Op::Reduce { op, root: to } => {
+                (reduction, scalar) = reducing(op);
+                root = to.0;
+            }
             Op::AllToAll {
                 recv_counts: counts,
             } => {
@@ -189,13 +197,7 @@ impl Post {
                     flags |= UNEVEN;
                 }
             }
-            Op::AllReduce(ReduceOp::PreMulSum(own))
-            | Op::ReduceScatter(ReduceOp::PreMulSum(own))
-            | Op::Reduce {
-                op: ReduceOp::PreMulSum(own),
-                ..
-            } => scalar = own.bits(),
-            _ => {}
+            _ => root = call.root().map_or(NO_ROOT, |root| root.0),
         }
         let (mut send_part, mut recv_part) = (0, 0);
         if call.send.window.is_some() || call.recv.window.is_some() {
@@ -206,19 +208,22 @@ impl Post {
         if inline && flags & UNEVEN == 0 && payload(kind, even, call.dtype, world_size) <= EAGER {
             flags |= INLINE;
         }
-        self.head = Head {
-            kind,
-            dtype: call.dtype,
-            reduction: call.reduction().map_or(NO_REDUCTION, ReduceOp::code),
-            flags,
-            root: call.root().map_or(NO_ROOT, |root| root.0),
-        };
-        self.count = even;
-        self.scalar = scalar;
-        self.send = Side::new(call.send, send_part);
-        self.recv = Side::new(call.recv, recv_part);
-        self.counts = counts;
-        self.recv_counts = recv_counts;
+        Self {
+            head: Head {
+                kind,
+                dtype: call.dtype,
+                reduction,
+                flags,
+                root,
+            },
+            count: even,
+            scalar,
+            small: [0; SMALL],
+            send: Side::new(call.send, send_part),
+            recv: Side::new(call.recv, recv_part),
+            counts,
+            recv_counts,
+        }
     }
 
     /// Forgets where operands lie, but not whether there are any: an address means nothing to another
@@ -273,6 +278,16 @@ impl Post {
     pub(crate) fn receives(&self, from: usize) -> usize {
         entry(self.recv_counts, self.scalar as usize, from)
     }
+}
+
+/// The code and the scalar of a reduction.
+#[inline]
+fn reducing(op: ReduceOp) -> (u8, u64) {
+    let scalar = match op {
+        ReduceOp::PreMulSum(own) => own.bits(),
+        _ => 0,
+    };
+    (op.code(), scalar)
 }
 
 /// Bytes of payload one sender has at most; the same on every rank.

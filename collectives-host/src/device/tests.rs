@@ -168,7 +168,7 @@ fn a_capture_that_fails_releases_everything(#[case] forked: bool, #[case] expect
     } else {
         device.invalidate_capture(&trunk).unwrap();
         assert_eq!(fault(&device.capture_state(&trunk).unwrap_err()), expected);
-        assert!(device.turn(&trunk).is_err());
+        assert!(take_turn(device.queue(&trunk).unwrap()).is_err());
     }
     assert_eq!(fault(&end(&device, &trunk).unwrap_err()), expected);
     device.wait_for_destructors();

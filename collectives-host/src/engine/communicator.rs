@@ -28,7 +28,7 @@ use crate::control::Round;
 use crate::device::HostDevice;
 use crate::messages::check_self_messages;
 use crate::node::Calls;
-use crate::queue::Turn;
+use crate::queue::{Turn, take_turn};
 use crate::tickets::Ticket;
 use crate::windows::Windows;
 
@@ -184,14 +184,15 @@ impl<T: Transport> Engine<T> {
     ///
     /// As for [`Communicator::enqueue`]; the calls were checked, and there is at least one.
     unsafe fn enqueue_checked(&self, calls: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
-        if self.host.is_capturing(stream)? {
+        let queue = self.host.queue(stream)?;
+        if queue.is_capturing()? {
             // Without the turn, so that nobody who looks at the stream waits for a peer.
             let endpoint: &Endpoint<T> = self.endpoint();
             endpoint.tickets().need();
             endpoint.compare_captured(&Ticket::take(endpoint), calls)?;
         }
         let windows = self.windows.of(calls)?;
-        match self.host.turn(stream)? {
+        match take_turn(queue)? {
             Turn::Inline(_turn) => {
                 let endpoint: &Endpoint<T> = self.endpoint();
                 if endpoint.needs_tickets() {

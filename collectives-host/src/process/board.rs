@@ -65,8 +65,7 @@ impl Pen {
         ranks: usize,
         inline: bool,
     ) -> Result<Post> {
-        let mut post = Post::NONE;
-        post.fill(call, rank, ranks, inline);
+        let mut post = Post::of(call, rank, ranks, inline);
         post.hide_addresses();
         if let (false, Counts::Uneven(counts)) = (post.counts.is_null(), call.counts) {
             post.counts = ptr::without_provenance(self.put(counts)?);
