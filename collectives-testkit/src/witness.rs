@@ -97,6 +97,14 @@ impl Witness {
         self.lock().seen.clone()
     }
 
+    /// As [`Witness::seen`], without barriers, which follow operations on windows where these do not
+    /// drain.
+    pub fn moved(&self) -> Vec<Seen> {
+        let seen = self.lock();
+        let moves = |op: &&Seen| op.kind != OpKind::Barrier;
+        seen.seen.iter().filter(moves).copied().collect()
+    }
+
     /// Forgets the operations so far.
     pub fn forget(&self) {
         self.lock().seen.clear();

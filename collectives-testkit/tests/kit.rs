@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use collectives_core::bootstrap::Bootstrap;
 use collectives_core::error::{Error, ErrorKind, Result};
+use collectives_core::layered::Layered;
 use collectives_testkit::capability::{Capability, Support};
 use collectives_testkit::case::{Case, Failure, Outcome};
-use collectives_testkit::decorators::WithoutSymmetric;
+use collectives_testkit::decorators::{Undrained, WithoutSymmetric};
 use collectives_testkit::harness::{Harness, Joined, Setup};
 use collectives_testkit::planted::Planted;
 use collectives_testkit::report::{Entry, Report, Verdict};
@@ -137,6 +138,38 @@ impl Harness for Boasting {
             comm: Box::new(WithoutSymmetric::around(joined.comm)),
             ..joined
         })
+    }
+}
+
+/// Its operations do not drain, and it says so.
+struct Slow;
+
+impl Harness for Slow {
+    fn name(&self) -> &str {
+        "slow"
+    }
+
+    fn supports(&self, _capability: Capability) -> Support {
+        Support::Yes
+    }
+
+    fn join(&self, bootstrap: Arc<dyn Bootstrap>, setup: &Setup) -> Result<Joined> {
+        let joined = host::Host.join(bootstrap, setup)?;
+        Ok(Joined {
+            comm: Box::new(Layered::new(Undrained, joined.comm)),
+            ..joined
+        })
+    }
+}
+
+#[test]
+fn a_backend_that_does_not_drain_and_says_so_passes() {
+    let worlds = Worlds::new(Arc::new(Slow), PATIENT);
+    for id in ["E9", "E17", "B11", "I32", "I45", "E11", "B5"] {
+        for (suite, case) in suites::cases().filter(|(_, case)| case.id == id) {
+            let outcome = worlds.run(case, None);
+            outcome.unwrap_or_else(|Failure(text)| panic!("{}: {text}", case.name(suite)));
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use collectives_core::rank::Rank;
 use collectives_core::scratch::{Request, ScratchAllocator};
 
 use crate::mock::{MockComm, alone, world};
-use crate::{MIB, acquire, geometric, kind, options, replace, touch};
+use crate::{MIB, acquire, geometric, kind, options, pool, replace, touch};
 
 fn policies() -> Vec<(&'static str, Box<dyn Policy>)> {
     vec![
@@ -163,6 +163,24 @@ fn rounds_that_fail_are_counted_one_by_one() {
         pool.stats().agreement_failures
     });
     assert_eq!(failures, [3, 3]);
+}
+
+#[test]
+fn a_miss_beside_a_leased_slot_that_would_do_is_counted_as_busy() {
+    alone(|comm| {
+        let (mut pool, stream) = (pool(Exact::new(), |_| {}), comm.stream());
+        let busy = |pool: &Pool| pool.stats().busy;
+        touch(&mut pool, comm, 3 * MIB, &stream);
+        let small = acquire(&mut pool, comm, MIB, &stream).unwrap();
+        // What is free is too large for this policy, and what is leased too small.
+        touch(&mut pool, comm, 2 * MIB, &stream);
+        assert_eq!(busy(&pool), 0);
+        let again = acquire(&mut pool, comm, MIB, &stream).unwrap();
+        assert_eq!(busy(&pool), 1, "the same size is leased");
+        touch(&mut pool, comm, MIB / 2, &stream);
+        assert_eq!(busy(&pool), 2, "a larger one is leased");
+        drop((small, again));
+    });
 }
 
 #[test]

@@ -57,6 +57,23 @@ fn a_claimed_slot_keeps_address_and_bytes_until_its_last_graph_is_gone() {
     });
 }
 
+// invariant 21
+#[test]
+fn every_graph_that_captures_a_slot_owns_it() {
+    alone(|comm| {
+        let mut pool = replace();
+        let first = capture(&mut pool, comm, MIB);
+        let second = capture(&mut pool, comm, MIB);
+        assert_eq!((first.owned(), second.owned()), (1, 1));
+        let stream = comm.stream();
+        touch(&mut pool, comm, 3 * MIB, &stream);
+        drop(first);
+        assert_eq!(pool.trim(comm).unwrap().held_bytes, GRANULE);
+        drop(second);
+        assert_eq!(pool.trim(comm).unwrap().held_bytes, 0);
+    });
+}
+
 // invariant 38
 #[test]
 fn bytes_come_back_at_the_next_collective_point_after_the_graph_died_on_the_last_rank() {

@@ -1,5 +1,6 @@
 //! Leases, trim, close, and things dropped in any order.
 
+use collectives_alloc::exact::Exact;
 use collectives_alloc::geometric::Geometric;
 use collectives_core::communicator::{Communicator, Deferred};
 use collectives_core::error::ErrorKind;
@@ -164,6 +165,31 @@ fn trim_gives_back_what_nobody_holds_and_the_pool_works_on() {
         assert_eq!(touch(&mut pool, comm, 3 * MIB, &stream), 2);
         assert_eq!(touch(&mut pool, comm, 9 * MIB, &stream), 4);
         balanced(&pool);
+    });
+}
+
+#[test]
+fn more_slots_than_a_word_has_bits_are_voted_on_one_by_one() {
+    world(2, |comm| {
+        let (mut pool, stream) = (pool(Exact::new(), |_| {}), comm.stream());
+        let slots = 70;
+        let mut kept = Vec::new();
+        for size in 1..=slots {
+            let lease = acquire(&mut pool, comm, size, &stream).unwrap();
+            // Each rank keeps one of its own, in the second word.
+            if size == 65 + comm.rank() {
+                kept.push(lease);
+            }
+        }
+        assert_eq!(pool.trim(comm).unwrap().slots, slots - 2);
+        let left: Vec<_> = pool
+            .stats()
+            .slots
+            .iter()
+            .map(|slot| slot.generation)
+            .collect();
+        assert_eq!(left, [65, 66]);
+        drop(kept);
     });
 }
 

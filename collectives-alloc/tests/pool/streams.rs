@@ -152,6 +152,24 @@ fn a_caller_that_keeps_to_one_stream_pays_nothing_but_the_claim_and_others_are_r
 }
 
 #[test]
+fn a_caller_that_keeps_to_one_stream_keeps_to_one_branch_of_a_capture() {
+    alone(|comm| {
+        let (trunk, branch) = (comm.stream(), comm.stream());
+        let mut pool = pool(Geometric::default(), |options| {
+            options.ordering = Ordering::Caller;
+        });
+        touch(&mut pool, comm, MIB, &trunk);
+        comm.mock.begin(&trunk);
+        comm.mock.fork(&trunk, &branch);
+        touch(&mut pool, comm, MIB, &trunk);
+        touch(&mut pool, comm, MIB, &trunk);
+        let refused = acquire(&mut pool, comm, MIB, &branch);
+        assert!(matches!(kind(refused), ErrorKind::Misuse(_)));
+        drop((comm.mock.end(&trunk), comm.mock.end(&branch)));
+    });
+}
+
+#[test]
 fn a_lease_whose_order_fails_is_given_back_nevertheless() {
     alone(|comm| {
         let (mut pool, stream) = (geometric(), comm.stream());
@@ -186,6 +204,23 @@ fn a_domain_per_stream_shares_nothing_between_streams() {
         assert_eq!(touch(&mut pool, comm, 3 * MIB, &second), 3);
         let missed = acquire(&mut pool, comm, 3 * MIB, &first).unwrap_err();
         assert!(missed.to_string().contains("stream #1"), "{missed}");
+        balanced(&pool);
+    });
+}
+
+#[test]
+fn a_domain_that_hits_takes_nothing_over() {
+    alone(|comm| {
+        let (first, second) = (comm.stream(), comm.stream());
+        let mut pool = pool(Geometric::default(), |options| {
+            options.domain = DomainMode::Stream;
+        });
+        assert_eq!(touch(&mut pool, comm, 5 * MIB, &first), 1);
+        let _ = pool.reserve(comm, &[Request::new(5 * MIB)]).unwrap();
+        pool.seal();
+        // A size that the policy is asked about anew, and finds a slot of the stream's own for.
+        assert_eq!(touch(&mut pool, comm, 4 * MIB, &first), 1);
+        assert_eq!(touch(&mut pool, comm, 5 * MIB, &second), 2);
         balanced(&pool);
     });
 }

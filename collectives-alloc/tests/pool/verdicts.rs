@@ -1,13 +1,16 @@
 //! What the pool takes from a policy, and what it refuses.
 
-use collectives_alloc::policy::{Ask, Decision, Policy, SlotView};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use collectives_alloc::policy::{self, Ask, Decision, Policy, SlotView};
 use collectives_alloc::pool::Pool;
 use collectives_core::error::{ErrorKind, Refusal, Unsupported};
 use collectives_core::scratch::{Lease, ScratchAllocator};
 use rstest::rstest;
 
 use crate::mock::{MockComm, alone};
-use crate::{acquire, kind, pool};
+use crate::{acquire, kind, pool, touch};
 
 /// Bytes of the slot that every test begins with.
 const FIRST: usize = 100;
@@ -108,5 +111,61 @@ fn an_extension_that_keeps_the_contract_is_asked_of_the_backend(#[case] answer: 
         // The mock cannot, and says so.
         let aliasing = matches!(refused, ErrorKind::Unsupported(Unsupported::Aliasing(_)));
         assert!(aliasing, "{refused:?}");
+    });
+}
+
+/// The smallest slot that fits, or a new one; counts how often it was asked.
+#[derive(Debug)]
+struct Asked(Arc<AtomicUsize>);
+
+impl Policy for Asked {
+    fn name(&self) -> &str {
+        "asked"
+    }
+    fn decide(&self, slots: &[SlotView], ask: &Ask) -> Decision {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        policy::best_fit(slots, ask.bytes).map_or(grow(ask.bytes), Decision::Hit)
+    }
+    fn digest(&self) -> u64 {
+        0
+    }
+    fn bound(&self, _largest: usize, _granule: usize) -> Option<usize> {
+        None
+    }
+}
+
+#[test]
+fn sizes_that_come_again_ask_the_policy_no_more_while_all_slots_are_free() {
+    alone(|comm| {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let (mut pool, stream) = (pool(Asked(Arc::clone(&asked)), |_| {}), comm.stream());
+        let sizes = [4096, 8192, 12_288];
+        let sweep = |pool: &mut Pool, comm: &mut MockComm| {
+            for size in sizes {
+                touch(pool, comm, size, &stream);
+            }
+            asked.swap(0, Ordering::Relaxed)
+        };
+        assert_eq!(sweep(&mut pool, comm), 3, "each grows");
+        assert_eq!(sweep(&mut pool, comm), 3, "each hits for the first time");
+        assert_eq!(sweep(&mut pool, comm), 0);
+        // A slot more may be a better answer.
+        touch(&mut pool, comm, 20_000, &stream);
+        asked.store(0, Ordering::Relaxed);
+        assert_eq!(sweep(&mut pool, comm), 3);
+    });
+}
+
+#[test]
+fn a_choice_that_is_remembered_is_not_taken_while_its_slot_is_leased() {
+    alone(|comm| {
+        let (mut pool, stream) = (crate::geometric(), comm.stream());
+        let first = touch(&mut pool, comm, 4096, &stream);
+        assert_eq!(touch(&mut pool, comm, 4096, &stream), first);
+        let lease = acquire(&mut pool, comm, 4096, &stream).unwrap();
+        assert_eq!(lease.slot().0, first);
+        assert_ne!(touch(&mut pool, comm, 4096, &stream), first);
+        lease.complete().unwrap();
+        assert_eq!(touch(&mut pool, comm, 4096, &stream), first);
     });
 }

@@ -232,7 +232,7 @@ fn needed_side(rig: &mut Rig<'_>) -> Outcome {
                 _ => layer.scatter(rig, &mut handle, ReduceOp::Sum, 1)?,
             };
             let (send, recv) = needs(rig, &handle, op, &counts)?;
-            let seen = rig.witness().seen();
+            let seen = rig.witness().moved();
             let [one] = seen.as_slice() else {
                 return Err(Failure(format!("{} operations for one call", seen.len())));
             };

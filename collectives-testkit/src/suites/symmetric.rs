@@ -246,7 +246,7 @@ fn slices(rig: &mut Rig<'_>) -> Outcome {
         rig.witness().forget();
         let report = handle.all_reduce(&mut view, ReduceOp::Sum, rig.stream())?;
         ensure_eq!(report.path, Path::ZeroCopy, "the path of a view");
-        let seen = rig.witness().seen();
+        let seen = rig.witness().moved();
         let side = seen.first().map(|op| op.send);
         ensure_eq!(
             side,

@@ -94,7 +94,7 @@ fn reads_the_lease(rig: &mut Rig<'_>) -> Outcome {
     for bytes in [4, 4000, 2 * rig.granule()] {
         rig.witness().forget();
         rig.eager(&mut handle, bytes, rig.stream())?;
-        let seen = rig.witness().seen();
+        let seen = rig.witness().moved();
         let [op] = seen.as_slice() else {
             return Err(Failure(format!("{} operations for one call", seen.len())));
         };
@@ -148,7 +148,7 @@ fn path_of(rig: &Rig<'_>, handle: &mut Handle, tensor: &mut Buffer<i32>, op: Red
     use collectives_core::communicator::Communicator;
     rig.witness().forget();
     let report = handle.all_reduce(tensor, op, rig.stream())?;
-    let seen = rig.witness().seen();
+    let seen = rig.witness().moved();
     let [reached] = seen.as_slice() else {
         return Err(Failure(format!("{} operations for one call", seen.len())));
     };

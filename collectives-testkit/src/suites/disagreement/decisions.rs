@@ -73,7 +73,7 @@ fn other_history(rig: &mut Rig<'_>) -> Outcome {
     for granules in 1..4 {
         rig.witness().forget();
         graphs.push(rig.replay_of(&mut handle, granules * rig.granule())?);
-        let seen = rig.witness().seen();
+        let seen = rig.witness().moved();
         let named = |op: &crate::witness::Seen| op.send.window.map(|w| (w.window, w.offset));
         windows.extend(seen.iter().map(named));
     }

@@ -140,7 +140,7 @@ fn exact_bytes(rig: &mut Rig<'_>) -> Outcome {
     let (small, report) =
         rig.capture(|capture| handle.all_reduce(&mut tensor, ReduceOp::Sum, capture.stream()))?;
     ensure_eq!(report.path, Path::Staged, "the path planned");
-    let seen = rig.witness().seen();
+    let seen = rig.witness().moved();
     let [op] = seen.as_slice() else {
         return Err(Failure(format!("{} operations were captured", seen.len())));
     };
