@@ -26,9 +26,9 @@
 //!   smallest and largest floats, pre-multiplied sums, is [exchanged and folded](collectives_core::reduce)
 //!   in rank order, with one rounding.
 //! * **Disagreement.** Calls are not compared, unless `Checked` of `collectives-alloc` is around the
-//!   communicator. Counts that differ without it: where too much arrives the message is truncated,
-//!   which is an error there and a failed peer on the others; where too little does, elements are
-//!   stale, and nobody says so. So it is with Open MPI and with MPICH.
+//!   communicator. Counts that differ without it: where too much arrives the message is mostly
+//!   truncated, which is an error there and a failed peer on the others; where too little does,
+//!   elements are stale, and nobody says so. MPICH's all-reduce ends well everywhere, with wrong sums.
 //! * **Time.** MPI cannot take an operation back, so the memory of one that waits for ever can never
 //!   be given back either. When its deadline passes, or its communicator failed elsewhere, a
 //!   watchdog ends the job with a message. Where calls are compared they wait before anything is
