@@ -19,6 +19,9 @@ pub(crate) const FAILED: c_int = 70;
 /// end the others.
 const MERCY: Duration = Duration::from_secs(3);
 
+/// How long the launcher gets to read the message. Hydra forgets what it has not read when the job ends.
+const HEARD: Duration = Duration::from_millis(100);
+
 /// How long finalising may wait for ranks that do not come.
 const FINALIZE: Duration = Duration::from_secs(60);
 
@@ -55,6 +58,7 @@ pub(crate) fn abort_job(why: &str, code: c_int) -> ! {
     if !ENDING.swap(true, Ordering::SeqCst) {
         let _ = writeln!(std::io::stderr(), "collectives-mpi: the job ends: {why}");
         last_resort("MPI_Abort did not end the job", MERCY);
+        thread::sleep(HEARD);
         Comm::world().abort(code);
     }
     // Another thread is ending the job, or MPI returned.
