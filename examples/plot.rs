@@ -11,11 +11,14 @@ const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 540.0;
 /// Left, right, top and bottom of the axes.
 const LEFT: f64 = 90.0;
-const RIGHT: f64 = 780.0;
+const RIGHT: f64 = 730.0;
 const TOP: f64 = 60.0;
 const BOTTOM: f64 = 470.0;
 /// Pixels between the names of two lines.
 const LINE_HEIGHT: f64 = 18.0;
+/// The first line is this wide and the last one that, so that lines on top of each other show as edges.
+const WIDEST: f64 = 5.0;
+const NARROWEST: f64 = 2.0;
 /// Colours that people who see no red or no green can tell apart (Okabe and Ito).
 const COLORS: [&str; 7] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000",
@@ -25,15 +28,18 @@ const COLORS: [&str; 7] = [
 #[derive(Clone, Debug, Default)]
 pub struct Plot {
     title: String,
+    /// What the steps are, in the plural.
+    steps: String,
     lines: Vec<(String, Vec<usize>)>,
 }
 
 impl Plot {
-    /// An empty picture.
+    /// An empty picture, over steps that are called so, in the plural.
     #[must_use]
-    pub fn new(title: impl Into<String>) -> Self {
+    pub fn new(title: impl Into<String>, steps: impl Into<String>) -> Self {
         Self {
             title: title.into(),
+            steps: steps.into(),
             lines: Vec::new(),
         }
     }
@@ -56,7 +62,7 @@ impl Plot {
         let steps = self.lines.iter().map(|(_, bytes)| bytes.len()).max();
         let most = self.lines.iter().flat_map(|(_, bytes)| bytes).max();
         Scale {
-            steps: steps.unwrap_or(0).max(2) - 1,
+            steps: steps.unwrap_or(0).max(1),
             unit: Unit::of(most.copied().unwrap_or(0)),
             most: most.copied().unwrap_or(0).max(1),
         }
@@ -79,21 +85,22 @@ impl fmt::Display for Plot {
             f,
             r#"<text x="{LEFT}" y="30" font-size="18">{title}</text>"#
         )?;
-        scale.draw_axes(f)?;
+        scale.draw_axes(f, &escaped(&self.steps))?;
         // Lines that end at one height are named below each other.
         let mut ends: Vec<_> = self.lines.iter().enumerate().collect();
         ends.sort_by_key(|(_, (_, bytes))| std::cmp::Reverse(bytes.last().copied()));
         let mut lowest = f64::MIN;
-        for (index, (name, bytes)) in ends {
+        let narrower = (WIDEST - NARROWEST) / real(ends.len().max(2) - 1);
+        for (place, (index, (name, bytes))) in ends.into_iter().enumerate() {
             let color = COLORS[index % COLORS.len()];
-            scale.draw_line(f, bytes, color)?;
+            scale.draw_line(f, bytes, color, WIDEST - narrower * real(place))?;
             let last = bytes.last().copied().unwrap_or(0);
             let y = (scale.y(last) + 5.0).max(lowest + LINE_HEIGHT);
             lowest = y;
-            let (x, name, kept) = (RIGHT + 10.0, escaped(name), scale.unit.of_bytes(last));
+            let (x, name, kept) = (RIGHT + 10.0, escaped(name), scale.unit.text(last));
             writeln!(
                 f,
-                r#"<text x="{x}" y="{y:.1}" fill="{color}">{name} {kept:.4}</text>"#
+                r#"<text x="{x}" y="{y:.1}" fill="{color}">{name} {kept}</text>"#
             )?;
         }
         writeln!(f, "</svg>")
@@ -102,7 +109,7 @@ impl fmt::Display for Plot {
 
 /// What the axes measure.
 struct Scale {
-    /// The last step.
+    /// Steps of the longest line; what was kept after one stays until the next.
     steps: usize,
     unit: Unit,
     most: usize,
@@ -117,7 +124,7 @@ impl Scale {
         BOTTOM - (BOTTOM - TOP) * real(bytes) / real(self.most)
     }
 
-    fn draw_axes(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn draw_axes(&self, f: &mut fmt::Formatter<'_>, steps: &str) -> fmt::Result {
         let unit = self.unit;
         for tick in ticks(unit.of_bytes(self.most)) {
             let y = BOTTOM - (BOTTOM - TOP) * tick * unit.bytes / real(self.most);
@@ -146,7 +153,7 @@ impl Scale {
         let middle = f64::midpoint(LEFT, RIGHT);
         writeln!(
             f,
-            r#"<text x="{middle}" y="{}" text-anchor="middle">steps</text>"#,
+            r#"<text x="{middle}" y="{}" text-anchor="middle">{steps}</text>"#,
             BOTTOM + 48.0
         )?;
         writeln!(
@@ -158,7 +165,13 @@ impl Scale {
     }
 
     /// A line that stays level between steps.
-    fn draw_line(&self, f: &mut fmt::Formatter<'_>, bytes: &[usize], color: &str) -> fmt::Result {
+    fn draw_line(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        bytes: &[usize],
+        color: &str,
+        width: f64,
+    ) -> fmt::Result {
         let mut path = String::new();
         let mut last = None;
         for (step, &kept) in bytes.iter().enumerate() {
@@ -166,15 +179,16 @@ impl Scale {
             match last {
                 None => write!(path, "M{x:.1} {y:.1}")?,
                 Some(before) if before != kept => write!(path, "H{x:.1}V{y:.1}")?,
-                // One that does not change ends where its steps do.
-                Some(_) if step + 1 == bytes.len() => write!(path, "H{x:.1}")?,
                 Some(_) => {}
             }
             last = Some(kept);
         }
+        if last.is_some() {
+            write!(path, "H{:.1}", self.x(bytes.len()))?;
+        }
         writeln!(
             f,
-            r#"<path d="{path}" fill="none" stroke="{color}" stroke-width="2"/>"#
+            r#"<path d="{path}" fill="none" stroke="{color}" stroke-width="{width:.1}"/>"#
         )
     }
 }
@@ -200,6 +214,12 @@ impl Unit {
 
     fn of_bytes(self, bytes: usize) -> f64 {
         real(bytes) / self.bytes
+    }
+
+    /// With as many digits as it takes, at most two behind the point.
+    fn text(self, bytes: usize) -> String {
+        let hundredths = (self.of_bytes(bytes) * 100.0).round() / 100.0;
+        format!("{hundredths} {}", self.name)
     }
 }
 
@@ -232,7 +252,7 @@ mod tests {
     use super::*;
 
     fn plot() -> Plot {
-        let mut plot = Plot::new("a & b");
+        let mut plot = Plot::new("a & b", "calls");
         plot.line("<one>", vec![2 << 20, 2 << 20, 16 << 20]);
         plot.line("other", vec![16 << 20; 3]);
         plot
@@ -243,22 +263,30 @@ mod tests {
         let text = plot().to_string();
         assert!(text.starts_with("<svg ") && text.trim_end().ends_with("</svg>"));
         assert!(
-            text.contains("a &amp; b") && text.contains("&lt;one> 16"),
+            text.contains("a &amp; b") && text.contains("&lt;one> 16 MiB<"),
             "{text}"
         );
         // Down to two sixteenths, then up; the other stays level.
-        assert!(text.contains("M90.0 418.8H780.0V60.0"), "{text}");
-        assert!(text.contains("M90.0 60.0H780.0"), "{text}");
+        assert!(text.contains("M90.0 418.8H516.7V60.0H730.0"), "{text}");
+        assert!(text.contains("M90.0 60.0H730.0"), "{text}");
         let names: Vec<_> = text
             .lines()
-            .filter(|line| line.contains(r#"x="790""#))
+            .filter(|line| line.contains(r#"x="740""#))
             .collect();
         assert_eq!(names.len(), 2);
         assert!(
             names[0].contains(r#"y="65.0""#) && names[1].contains(r#"y="83.0""#),
             "{names:?}"
         );
-        assert!(text.contains("a rank, MiB"));
+        assert!(text.contains("a rank, MiB") && text.contains(">calls<"));
+        assert!(text.contains(r#"width="5.0""#) && text.contains(r#"width="2.0""#));
+    }
+
+    #[test]
+    fn numbers_have_the_digits_they_need() {
+        let unit = Unit::of(5 << 20);
+        let texts = [5 << 20, 640 << 10, (1 << 20) + 4096].map(|bytes| unit.text(bytes));
+        assert_eq!(texts, ["5 MiB", "0.63 MiB", "1 MiB"]);
     }
 
     #[test]
@@ -271,7 +299,7 @@ mod tests {
 
     #[test]
     fn nothing_to_draw_is_still_a_picture() {
-        let text = Plot::new("").to_string();
+        let text = Plot::new("", "").to_string();
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
     }
 }

@@ -132,6 +132,31 @@ mod tests {
     }
 
     #[test]
+    fn what_is_kept_is_told_as_of_before_the_process_closed() {
+        let options = Options::parse_from(["advisor", "x.csv"]);
+        let acquire = Call::Acquire {
+            bytes: 3 * MIB,
+            stream: 0,
+            capture: None,
+            outcome: Outcome::Grow,
+            generation: None,
+        };
+        let outcome = Outcome::Done;
+        let calls = [acquire, Call::Release, Call::Close(outcome)];
+        let events = calls.into_iter().zip(0..);
+        let requests = Requests {
+            events: events.map(|(call, at)| Event::new(at, call)).collect(),
+        };
+        let candidates = candidate::all(&options, &requests).unwrap();
+        let kept: Vec<_> = candidates
+            .iter()
+            .map(|candidate| candidate.kept())
+            .collect();
+        assert_eq!(kept, [4 * MIB; 6]);
+        assert!(candidates.iter().all(|one| one.totals.mapped_bytes == 0));
+    }
+
+    #[test]
     fn a_bound_that_holds_is_reserved() {
         let config = advice(&[5 * MIB, MIB, MIB, 5 * MIB], true, &[]);
         assert_eq!(config.policy_name(), "reserved");

@@ -20,6 +20,13 @@ pub(crate) struct Candidate {
     pub(crate) kept_after: Vec<usize>,
 }
 
+impl Candidate {
+    /// Mapped bytes kept after the last request: a process that closes gives all of them back.
+    pub(crate) fn kept(&self) -> usize {
+        self.kept_after.last().copied().unwrap_or(0)
+    }
+}
+
 /// All policies that the backend can have, in the order of the table.
 pub(crate) fn all(options: &Options, requests: &Requests) -> Result<Vec<Candidate>> {
     let names = [

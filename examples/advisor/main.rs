@@ -35,7 +35,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let candidates = candidate::all(options, &requests)?;
     let advice = advice::give(options, &requests, &candidates)?;
     if let Some(path) = &options.plot {
-        let mut plot = Plot::new("What each policy would have kept");
+        let mut plot = Plot::new("What each policy would have kept", "requests");
         for candidate in &candidates {
             plot.line(&candidate.name, candidate.kept_after.clone());
         }

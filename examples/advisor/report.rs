@@ -18,13 +18,14 @@ pub(crate) fn table(candidates: &[Candidate]) -> Table {
         "hit rate",
         "not staged",
     ]);
-    for Candidate { name, totals, .. } in candidates {
+    for candidate in candidates {
+        let Candidate { name, totals, .. } = candidate;
         table.add_row([
             name.clone(),
-            mebibytes(totals.mapped_bytes),
+            mebibytes(candidate.kept()),
             mebibytes(totals.peak_mapped_bytes),
             ratio(
-                totals.mapped_bytes as u64,
+                candidate.kept() as u64,
                 totals.largest_request as u64,
                 1.0,
                 2,

@@ -50,9 +50,13 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
     let trace = options.trace.load()?;
     let title = format!("Trace {}: what each policy keeps", trace.name);
-    let mut plot = Plot::new(title);
+    let mut plot = Plot::new(title, "steps");
     let mut rows = Vec::new();
-    for (index, config) in options.scratch_configs(&trace)?.into_iter().enumerate() {
+    let configs = options.scratch_configs(&trace)?;
+    if options.record.is_some() && configs.len() > 1 {
+        return Err("a recording is of one policy; say which with --policy".into());
+    }
+    for (index, config) in configs.into_iter().enumerate() {
         let progress = match options.json {
             true => Progress::hidden(),
             false => Progress::new(config.policy_name(), trace.steps()),
@@ -60,6 +64,7 @@ fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
         let job = Job {
             trace: &trace,
             config: &config,
+            record: options.record.as_deref(),
             progress: &progress,
         };
         let serve = |joined| workload::serve(joined, &job);
@@ -104,6 +109,7 @@ fn rank(world: &World) -> CollectiveResult<Vec<u8>> {
     let job = Job {
         trace: &trace,
         config,
+        record: options.record.as_deref(),
         progress: &Progress::hidden(),
     };
     let serve = |joined| workload::serve(joined, &job);

@@ -63,6 +63,11 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 
+    /// Writes what rank 0 asks its scratch for into this file, which `advisor` reads. For one policy; a
+    /// run that is recorded is not rehearsed.
+    #[arg(long, value_name = "FILE.csv")]
+    pub(crate) record: Option<PathBuf>,
+
     /// Runs as one of the ranks that a launcher started, mpirun, srun or torchrun for example, which also
     /// says how many there are. Rank 0 prints.
     #[arg(long)]

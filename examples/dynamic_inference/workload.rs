@@ -1,14 +1,16 @@
 //! What every rank does, whatever it runs on.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use collectives_alloc::config::ScratchConfig;
+use collectives_alloc::recorded::Recorded;
 use collectives_core::buffer::Buffer;
 use collectives_core::collectives::Collectives;
 use collectives_core::communicator::Communicator;
-use collectives_core::error::{Error as CollectiveError, Misuse, Result};
+use collectives_core::error::{Error as CollectiveError, ErrorKind, Misuse, Result};
 use collectives_core::graph::{Capture, Executable};
 use collectives_core::path::{Path, Staging};
 use collectives_core::reduce::ReduceOp;
@@ -33,6 +35,8 @@ const DESTRUCTORS: Duration = Duration::from_secs(30);
 pub(crate) struct Job<'a> {
     pub(crate) trace: &'a Trace,
     pub(crate) config: &'a ScratchConfig,
+    /// Where rank 0 writes down what scratch is asked for.
+    pub(crate) record: Option<&'a std::path::Path>,
     pub(crate) progress: &'a Progress,
 }
 
@@ -70,7 +74,17 @@ struct Decode {
 impl Server {
     fn new(comm: Box<dyn Communicator>, job: &Job<'_>) -> Result<Self> {
         let comm = job.config.decorate(comm);
-        let mut collectives = Collectives::new(comm, job.config.build()?);
+        let mut scratch = job.config.build()?;
+        if let Some(path) = job.record
+            && comm.info().rank.index() == 0
+        {
+            let file = File::create(path).map_err(|error| {
+                let text = format!("{}: {error}", path.display());
+                CollectiveError::new(ErrorKind::System(text)).during("record")
+            })?;
+            scratch = Box::new(Recorded::new(scratch, file));
+        }
+        let mut collectives = Collectives::new(comm, scratch);
         collectives.set_staging(Staging::Forced);
         Ok(Self {
             oracle: Oracle::new(collectives.world_size()),
@@ -89,8 +103,10 @@ impl Server {
     fn serve(mut self, gauge: &dyn Gauge, job: &Job<'_>) -> Result<Outcome> {
         let trace = job.trace;
         let tensors = gauge.ordinary_bytes();
-        self.rehearse(trace)?;
-        self.give_back(gauge, tensors)?;
+        if job.record.is_none() {
+            self.rehearse(trace)?;
+            self.give_back(gauge, tensors)?;
+        }
         let before = self.collectives.stats();
         let free = self.free_bytes(gauge)?;
         let begun = Instant::now();
