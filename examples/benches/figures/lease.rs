@@ -39,6 +39,9 @@ pub(crate) struct Lease {
     /// communicator and a pool of its own on one device.
     pub(crate) one_thread: f64,
     pub(crate) two_threads: f64,
+    /// The same in two worlds that share nothing: what the processors alone make of it, which may be
+    /// two threads of one core.
+    pub(crate) two_worlds: f64,
     pub(crate) syscalls: Result<syscalls::Syscalls, String>,
     pub(crate) checks: Vec<Check>,
 }
@@ -48,8 +51,10 @@ pub(crate) fn measure(quick: bool) -> Result<Lease> {
     let batches = if quick { 2_000 } else { 20_000 };
     let clock = Clock::calibrated();
     let (mut first, mut second) = two_communicators()?;
+    let mut stranger = Hits::new(Box::new(one_rank()?))?;
     warm_up(&mut first)?;
     warm_up(&mut second)?;
+    warm_up(&mut stranger)?;
 
     let (batch_p50, batch_p99) = best_of(5, || timed(&mut first, &clock, batches, BATCH))?;
     let (single_p50, single_p99) = best_of(5, || timed(&mut first, &clock, batches * 5, 1))?;
@@ -60,10 +65,11 @@ pub(crate) fn measure(quick: bool) -> Result<Lease> {
     for _ in 0..5 {
         let (one_thread, _) = timed(&mut first, &clock, batches, BATCH)?;
         let two_threads = on_two_threads(&mut first, &mut second, &clock, batches)?;
-        pairs.push((one_thread, two_threads));
+        let two_worlds = on_two_threads(&mut first, &mut stranger, &clock, batches)?;
+        pairs.push([one_thread, two_threads, two_worlds]);
     }
-    let one_thread = smallest(pairs.iter().map(|pair| pair.0)).unwrap_or(f64::NAN);
-    let two_threads = smallest(pairs.iter().map(|pair| pair.1)).unwrap_or(f64::NAN);
+    let least = |index: usize| smallest(pairs.iter().map(|pair| pair[index])).unwrap_or(f64::NAN);
+    let (one_thread, two_threads, two_worlds) = (least(0), least(1), least(2));
     let syscalls = syscalls::measure(if quick { 100_000 } else { 1_000_000 });
 
     let mut checks = vec![
@@ -79,6 +85,11 @@ pub(crate) fn measure(quick: bool) -> Result<Lease> {
         1.5,
         Some(two_threads / one_thread),
     ));
+    checks.push(Check::at_most(
+        "two threads/two worlds",
+        1.1,
+        Some(two_threads / two_worlds),
+    ));
     Ok(Lease {
         batch_p50,
         batch_p99,
@@ -90,6 +101,7 @@ pub(crate) fn measure(quick: bool) -> Result<Lease> {
         counted_hits,
         one_thread,
         two_threads,
+        two_worlds,
         syscalls,
         checks,
     })

@@ -53,6 +53,11 @@ pub(crate) fn lease(lease: &Lease) {
         lease.two_threads,
         None,
     ));
+    table.add_row(row(
+        "the same in worlds that share nothing",
+        lease.two_worlds,
+        None,
+    ));
     println!("{table}\n");
     println!(
         "Single hits: less {:.1} ns, what an empty pair of fenced clock reads takes; the clock \
