@@ -7,6 +7,7 @@ use collectives_alloc::budget::Budget;
 use collectives_alloc::options::Options;
 use collectives_alloc::pool::Pool;
 use collectives_core::rank::Rank;
+use collectives_core::scratch::Request;
 use collectives_host::model::DeviceModel;
 use collectives_host::world::HostWorld;
 
@@ -84,9 +85,37 @@ fn a_trim_while_graphs_own_old_generations_gives_back_the_rest_and_goes_on_from_
 }
 
 #[test]
+// invariant 51
+fn a_plan_prices_the_bytes_of_old_generations_no_second_time() {
+    let model = |_| DeviceModel::new().with_granule(GRANULE);
+    HostWorld::new(2)
+        .model(model)
+        .deadline(DEADLINE)
+        .run(|comm| {
+            let mut rig = Rig::new(comm, &arena());
+            let mut graphs = Vec::new();
+            for granules in [2, 4] {
+                rig.eager(granules * GRANULE, 0);
+                graphs.push(rig.capture(granules * GRANULE));
+            }
+            rig.eager(9 * GRANULE, 0);
+            assert_eq!(rig.slots().len(), 3);
+            let plan = rig.collectives.plan(&[]).unwrap();
+            assert_eq!(plan.capacities, [9 * GRANULE]);
+            assert_eq!(plan.mapped_bytes, rig.mapped());
+            let larger = Request::new(20 * GRANULE);
+            let planned = rig.collectives.plan(&[larger]).unwrap();
+            assert_eq!(planned.registrations, 1);
+            assert_eq!(rig.collectives.reserve(&[larger]).unwrap(), planned);
+            assert_eq!(planned.mapped_bytes, rig.mapped());
+            drop(graphs);
+        });
+}
+
+#[test]
 fn leases_that_are_out_at_once_get_arenas_beside_each_other() {
     use collectives_core::communicator::Communicator;
-    use collectives_core::scratch::{Request, ScratchAllocator, Site};
+    use collectives_core::scratch::{ScratchAllocator, Site};
     HostWorld::new(1).model(slow).run(|mut comm| {
         let mut scratch = arena().build().unwrap();
         let stream = comm.device().create_stream().unwrap();

@@ -1,5 +1,6 @@
 //! Names, digests and counters, which people and other ranks rely on.
 
+use collectives_alloc::arena::Arena;
 use collectives_alloc::exact::Exact;
 use collectives_alloc::geometric::Geometric;
 use collectives_alloc::geometric_class::GeometricClass;
@@ -27,6 +28,8 @@ fn policies() -> Vec<(&'static str, Box<dyn Policy>)> {
         ("reserved", Box::new(Reserved::new(MIB, 2.0).unwrap())),
         ("reserved", Box::new(Reserved::new(2 * MIB, 2.0).unwrap())),
         ("reserved", Box::new(Reserved::new(MIB, 3.0).unwrap())),
+        ("arena", Box::new(Arena::new(1.0).unwrap())),
+        ("arena", Box::new(Arena::new(2.0).unwrap())),
     ]
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use collectives_alloc::exact::Exact;
 use collectives_alloc::geometric::Geometric;
 use collectives_alloc::policy::Policy;
 use collectives_alloc::replace::Replace;
@@ -150,6 +151,31 @@ fn ranks_at_different_places_of_their_histories_are_told_so() {
         assert_eq!((rank, field), (Rank(1), Field::Order));
         assert_eq!((theirs.as_str(), ours.as_str()), ("0", "1"));
     }
+}
+
+#[test]
+fn ranks_whose_slots_differ_are_told_so() {
+    let kinds = world(2, |comm| {
+        let stream = comm.stream();
+        let (mut first, mut second) = (pool(Exact::new(), |_| {}), pool(Exact::new(), |_| {}));
+        let (filled, empty) = if comm.rank() == 0 {
+            (&mut first, &mut second)
+        } else {
+            (&mut second, &mut first)
+        };
+        // As many rounds with either, so that only what they hold tells them apart.
+        touch(filled, comm, MIB, &stream);
+        for _ in 0..2 {
+            let _ = empty.reserve(comm, &[]).unwrap();
+        }
+        assert_eq!(filled.stats().agreements, empty.stats().agreements);
+        kind(acquire(&mut first, comm, 3 * MIB, &stream))
+    });
+    assert_eq!(kinds[0], kinds[1]);
+    let ErrorKind::Mismatch { field, .. } = kinds[0] else {
+        panic!("{:?}", kinds[0]);
+    };
+    assert_eq!(field, Field::Slots);
 }
 
 #[test]

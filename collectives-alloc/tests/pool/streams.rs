@@ -4,8 +4,9 @@ use collectives_alloc::geometric::Geometric;
 use collectives_alloc::options::{DomainMode, Ordering};
 use collectives_core::error::ErrorKind;
 use collectives_core::scratch::{Request, ScratchAllocator};
+use collectives_core::stats::SlotStats;
 
-use crate::mock::{Call, alone};
+use crate::mock::{Call, alone, world};
 use crate::{MIB, acquire, balanced, geometric, kind, pool, touch};
 
 // invariant 29
@@ -221,6 +222,52 @@ fn a_domain_that_hits_takes_nothing_over() {
         // A size that the policy is asked about anew, and finds a slot of the stream's own for.
         assert_eq!(touch(&mut pool, comm, 4 * MIB, &first), 1);
         assert_eq!(touch(&mut pool, comm, 5 * MIB, &second), 2);
+        balanced(&pool);
+    });
+}
+
+#[test]
+fn a_trim_leaves_a_stream_the_slot_that_its_lease_holds() {
+    alone(|comm| {
+        let (first, second) = (comm.stream(), comm.stream());
+        let mut pool = pool(Geometric::default(), |options| {
+            options.domain = DomainMode::Stream;
+        });
+        let lease = acquire(&mut pool, comm, MIB, &first).unwrap();
+        touch(&mut pool, comm, MIB, &second);
+        let trimmed = pool.trim(comm).unwrap();
+        assert_eq!((trimmed.slots, trimmed.held_bytes), (1, 2 * MIB));
+        let live = pool.stats().slots;
+        assert!(
+            matches!(
+                live[..],
+                [SlotStats {
+                    generation: 1,
+                    leased: true,
+                    ..
+                }]
+            ),
+            "{live:?}"
+        );
+        lease.complete().unwrap();
+        assert_eq!(touch(&mut pool, comm, MIB, &first), 1);
+        assert_eq!(pool.stats().registrations, 2);
+        balanced(&pool);
+    });
+}
+
+#[test]
+fn after_a_trim_that_gave_everything_back_ranks_pair_their_streams_anew() {
+    world(2, |comm| {
+        let (first, second) = (comm.stream(), comm.stream());
+        let mut pool = pool(Geometric::default(), |options| {
+            options.domain = DomainMode::Stream;
+        });
+        touch(&mut pool, comm, MIB, &first);
+        assert_eq!(pool.trim(comm).unwrap().held_bytes, 0);
+        // Which stream is the next one's is each rank's own business.
+        let next = if comm.rank() == 0 { &first } else { &second };
+        touch(&mut pool, comm, MIB, next);
         balanced(&pool);
     });
 }
