@@ -24,7 +24,10 @@ const ASKED: [Request; 4] = [
 ];
 
 /// A pool as configuration makes it by default, on a communicator, with slots that nobody claims.
+///
+/// Alone on its cache lines, because two that lie side by side on a stack are used by two threads.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct Hits {
     comm: Box<dyn Communicator>,
     scratch: Box<dyn ScratchAllocator>,
