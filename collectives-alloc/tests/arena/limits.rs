@@ -1,7 +1,9 @@
 //! Addresses, windows, bytes: what is refused, and how.
 
 use collectives_alloc::bytes::ByteSize;
-use collectives_alloc::options::OnMiss;
+use collectives_alloc::options::{OnMiss, Options};
+use collectives_alloc::policy::{Ask, Decision, Policy, SlotView};
+use collectives_alloc::pool::Pool;
 use collectives_core::error::{ErrorKind, Refusal, Unsupported};
 use collectives_core::path::{Path, Reason};
 use collectives_core::rank::Rank;
@@ -170,5 +172,52 @@ fn a_communicator_has_no_more_windows_than_it_may(
             assert_eq!(*why, Refusal::OverWindows { windows, limit });
             rig.eager(4 * GRANULE, 1);
             drop((graphs, own));
+        });
+}
+
+/// Makes a slot that is no arena, and extends it ever after.
+#[derive(Debug)]
+struct Muddled;
+
+impl Policy for Muddled {
+    fn name(&self) -> &str {
+        "muddled"
+    }
+    fn decide(&self, slots: &[SlotView], ask: &Ask) -> Decision {
+        let capacity = ask.bytes;
+        if slots.is_empty() {
+            let retire = false;
+            return Decision::Grow { capacity, retire };
+        }
+        let slot = Some(0);
+        Decision::Extend { slot, capacity }
+    }
+    fn digest(&self) -> u64 {
+        2
+    }
+    fn bound(&self, _largest: usize, _granule: usize) -> Option<usize> {
+        None
+    }
+}
+
+#[test]
+fn what_is_no_arena_cannot_be_extended_and_stays_as_it_was() {
+    let model = |_| DeviceModel::new().with_granule(GRANULE);
+    HostWorld::new(2)
+        .model(model)
+        .deadline(DEADLINE)
+        .run(|comm| {
+            let pool = Pool::new(Box::new(Muddled), Options::default());
+            let mut rig = Rig::over(comm, Box::new(pool));
+            rig.eager(GRANULE, 0);
+            let report = rig.try_reduce(2 * GRANULE).unwrap();
+            assert_eq!(
+                (report.path, report.reason),
+                (Path::Fallback, Reason::Policy)
+            );
+            let slots = rig.slots();
+            assert_eq!(slots.len(), 1);
+            assert!(!slots[0].retired && slots[0].arena.is_none());
+            assert_eq!(rig.mapped(), GRANULE);
         });
 }
