@@ -263,7 +263,7 @@ fn slot_of(member: &Member, number: u64) -> &Slot {
 /// It would look far ahead of that, find them unwritten, and take their lines away from the peers
 /// just when these write them: two ranks in step would then pay for three transfers in place of one.
 #[inline]
-fn look_later() {
+pub(crate) fn look_later() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: Every processor of this architecture has the instruction, and it only waits.
     unsafe {

@@ -79,7 +79,8 @@ impl Pen {
     }
 }
 
-/// Says what this rank is about to do. The board is this rank's, and nobody reads it any more.
+/// Says what this rank is about to do, and gives what it said. The board is this rank's, and nobody
+/// reads it any more.
 ///
 /// # Safety
 ///
@@ -90,14 +91,14 @@ pub(super) unsafe fn write(
     number: u64,
     calls: &[Collective<'_>],
     is_captured: bool,
-) -> Result<()> {
+) -> Result<Post> {
     let board = segment.board(rank.index(), number);
     let mut pen = Pen { board, at: REST };
     let ranks = segment.ranks();
     let front = board.wrapping_add(offset_of!(Front, post)).cast::<Post>();
     // SAFETY: A board begins with its front, zeroes at first, which nobody else uses now.
     let front = unsafe { &mut *front };
-    match calls {
+    let mut post = match calls {
         [call] => {
             let inline = !is_captured && call.send.window.is_none() && call.recv.window.is_none();
             let mut post = pen.post(call, rank, ranks, inline)?;
@@ -109,7 +110,7 @@ pub(super) unsafe fn write(
                 // SAFETY: By the caller, and `INLINE` means that it fits.
                 unsafe { ptr::copy_nonoverlapping(call.send.addr.as_ptr(), to, call.send.bytes) };
             }
-            front.become_like(post);
+            post
         }
         calls => {
             let posts = calls
@@ -117,13 +118,14 @@ pub(super) unsafe fn write(
                 .map(|call| pen.post(call, rank, ranks, false))
                 .collect::<Result<Vec<_>>>()?;
             let at = pen.put(&posts)?;
-            *front = Post::of_group(calls.len(), ptr::without_provenance(at));
+            Post::of_group(calls.len(), ptr::without_provenance(at))
         }
-    }
+    };
     if is_captured {
-        front.head.flags |= CAPTURED;
+        post.head.flags |= CAPTURED;
     }
-    Ok(())
+    front.become_like(post);
+    Ok(post)
 }
 
 /// Takes the front of a board, and room for as much payload, away from the peers that read it last.
@@ -152,15 +154,19 @@ unsafe fn posted<'a>(board: *const u8) -> &'a Post {
 }
 
 /// What all ranks say of one operation.
+///
+/// What this rank said is kept here and not read from its board again: a peer that has read that may
+/// have the line for itself by then, and taking it back takes as long as sending a word.
 pub(super) struct Boards<'a> {
     segment: &'a Segment,
+    me: usize,
     number: u64,
-    said: Said<'a>,
+    said: Said,
 }
 
-enum Said<'a> {
+enum Said {
     /// All the same as this rank; only scalars may differ.
-    Alike(&'a Post),
+    Alike(Post),
     /// Each its own, with pointers into this process's map of its board.
     Each(Vec<Post>),
 }
@@ -171,25 +177,26 @@ impl<'a> Boards<'a> {
     /// All ranks have arrived in this operation, and this rank does not leave it before the boards are
     /// dropped.
     #[inline]
-    pub(super) unsafe fn read(segment: &'a Segment, rank: usize, number: u64) -> Self {
+    pub(super) unsafe fn read(segment: &'a Segment, me: usize, number: u64, own: Post) -> Self {
         let board = |rank| segment.board(rank, number).cast_const();
-        let post = |rank| {
+        let post = |rank| match rank == me {
+            true => own,
             // SAFETY: By the caller.
-            unsafe { posted(board(rank)) }
+            false => *unsafe { posted(board(rank)) },
         };
-        let own: &Post = post(rank);
-        let ranks = 0..segment.ranks();
-        let said = if ranks.clone().all(|rank| are_alike(own, post(rank))) {
+        let mut peers = (0..segment.ranks()).filter(|&rank| rank != me);
+        // SAFETY: By the caller.
+        let is_alike = |rank| are_alike(&own, unsafe { posted(board(rank)) });
+        let plain = own.head.flags & (UNEVEN | GROUP) == 0 && own.head.kind != OpKind::AllToAll;
+        let said = if plain && peers.all(is_alike) {
             Said::Alike(own)
         } else {
-            Said::Each(
-                ranks
-                    .map(|rank| rebased(*post(rank), board(rank)))
-                    .collect(),
-            )
+            let each = |rank| rebased(post(rank), board(rank));
+            Said::Each((0..segment.ranks()).map(each).collect())
         };
         Self {
             segment,
+            me,
             number,
             said,
         }
@@ -235,6 +242,7 @@ impl<'a> Boards<'a> {
     /// The scalar of a rank.
     pub(super) fn scalar(&self, rank: usize) -> u64 {
         match &self.said {
+            Said::Alike(own) if rank == self.me => own.scalar,
             // SAFETY: Every rank has arrived, and this one has not left.
             Said::Alike(_) => unsafe { posted(self.place(rank)) }.scalar,
             Said::Each(posts) => posts[rank].scalar,
@@ -258,19 +266,18 @@ impl<'a> Boards<'a> {
         };
         Self {
             segment: self.segment,
+            me: self.me,
             number: self.number,
             said: Said::Each((0..self.segment.ranks()).map(member).collect()),
         }
     }
 }
 
-/// Whether two ranks say the same single operation, as far as that is told by the posts alone.
+/// Whether two ranks say the same single operation, if the posts alone tell that.
 #[inline]
 fn are_alike(one: &Post, other: &Post) -> bool {
     one.head == other.head
         && one.count == other.count
-        && one.head.flags & (UNEVEN | GROUP) == 0
-        && one.head.kind != OpKind::AllToAll
         && (!one.head.is(WINDOWS) || one.is_at_place_of(other))
 }
 

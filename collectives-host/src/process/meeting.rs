@@ -15,6 +15,7 @@ use collectives_core::rank::Rank;
 
 use super::letters::Letters;
 use super::transport::Shared;
+use crate::meeting::look_later;
 
 const ABSENT: u64 = 1;
 
@@ -39,6 +40,7 @@ pub(super) fn meet(
     if !arrived {
         return Err(verdict(shared, letters, number));
     }
+    look_later();
     let mut warned = false;
     let all = || decided(shared, number);
     let met = shared.wait(letters, all, |waited| {
@@ -66,10 +68,10 @@ pub(super) fn meet(
     }
 }
 
-/// Whether all have arrived, once it is clear of each whether it has.
+/// Whether all have arrived, of whom this rank has, once it is clear of each whether it has.
 fn decided(shared: &Shared, number: u64) -> Option<bool> {
     let mut met = true;
-    for rank in 0..shared.segment.ranks() {
+    for rank in (0..shared.segment.ranks()).filter(|&rank| rank != shared.me) {
         let word = shared.segment.word(rank, number).load(Ordering::Acquire);
         if word >> 1 < number {
             return None;

@@ -205,8 +205,12 @@ impl Staged<'_> {
         let receives = root.is_none_or(|root| root == self.me());
         if self.is_inline() {
             if receives {
-                let boards = self.boards;
-                self.fold(op, bytes, |rank| boards.payload(rank), self.recv(0))?;
+                let (boards, me, mine) = (self.boards, self.me(), self.send(0));
+                let at = |rank: usize| match rank == me {
+                    true => mine,
+                    false => boards.payload(rank),
+                };
+                self.fold(op, bytes, at, self.recv(0))?;
             }
             return Ok(());
         }

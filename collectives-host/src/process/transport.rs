@@ -130,14 +130,12 @@ impl ProcessTransport {
         let rank = Rank::new(shared.me);
         // SAFETY: By the caller; everybody has left the operation two before this one.
         let written = unsafe { board::write(segment, rank, number, calls, is_captured) };
-        if let Err(error) = written {
-            // The others must not wait for what this rank cannot say.
-            self.shared.health.fail(&error.to_string(), false);
-            return Err(error);
-        }
+        // The others must not wait for what this rank cannot say.
+        let own =
+            written.inspect_err(|error| self.shared.health.fail(&error.to_string(), false))?;
         meeting::meet(shared, &mut seat.letters, number, deadline)?;
         // SAFETY: All have arrived, and this rank leaves when `inside` is dropped.
-        let boards = unsafe { Boards::read(segment, shared.me, number) };
+        let boards = unsafe { Boards::read(segment, shared.me, number, own) };
         boards.make_ready_for_next(shared.me);
         if boards.are_alike() {
             return Ok((boards, inside));
