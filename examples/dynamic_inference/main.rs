@@ -21,8 +21,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use collectives_core::env::World;
 use collectives_core::error::{Error as CollectiveError, ErrorKind, Result as CollectiveResult};
-use collectives_examples::backend;
 use collectives_examples::plot::Plot;
+use collectives_examples::{backend, exit};
 
 use crate::options::Options;
 use crate::progress::Progress;
@@ -33,17 +33,7 @@ fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
     backend::dispatch(rank);
     let options = Options::from_command_line();
-    match options.and_then(|options| run(&options)) {
-        Ok(faults) if faults.is_empty() => ExitCode::SUCCESS,
-        Ok(faults) => {
-            faults.iter().for_each(|fault| eprintln!("{fault}"));
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit::code(options.and_then(|options| run(&options)))
 }
 
 /// Runs every policy and prints the figures; what is wrong with them.
