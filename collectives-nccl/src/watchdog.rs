@@ -5,8 +5,8 @@
 //! other ranks published, aborts NCCL's communicator after a failure, and destroys it after the
 //! last claim of a graph is gone.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,13 +14,16 @@ use collectives_core::error::{Error, ErrorKind, Result};
 
 use crate::driver::Current;
 use crate::error::nccl_error;
-use crate::leaked;
+use crate::exit;
 use crate::state::{State, lock};
 
 /// How often it looks.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long an abort waits for a call that is enqueueing.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Held by watchdogs while they call the driver or NCCL.
+static CALLS: RwLock<()> = RwLock::new(());
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static ENDING: AtomicUsize = AtomicUsize::new(0);
@@ -40,18 +43,34 @@ pub(crate) fn note_ending() {
     ENDING.fetch_add(1, Ordering::AcqRel);
 }
 
+/// Keeps watchdogs from calling anything from now on, once those that end a communicator have; for the
+/// end of the process, in which the driver goes away under them.
+pub(crate) fn silence(patience: Duration) {
+    let begun = Instant::now();
+    while begun.elapsed() < patience {
+        if ending() == 0 {
+            match CALLS.try_write() {
+                Ok(all) => return std::mem::forget(all),
+                Err(TryLockError::Poisoned(all)) => return std::mem::forget(all),
+                Err(TryLockError::WouldBlock) => {}
+            }
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Starts the thread; it ends with the communicator.
 pub(crate) fn start(state: &Arc<State>) -> Result<()> {
     LIVE.fetch_add(1, Ordering::AcqRel);
-    leaked::report_at_exit();
+    exit::prepare();
     let watched = Arc::clone(state);
     let spawned = thread::Builder::new()
         .name("nccl-watchdog".to_owned())
         .spawn(move || {
             watch(&watched);
             // It ends when nobody owns the communicator, and not otherwise.
-            ENDING.fetch_sub(1, Ordering::AcqRel);
             LIVE.fetch_sub(1, Ordering::AcqRel);
+            ENDING.fetch_sub(1, Ordering::AcqRel);
         });
     match spawned {
         Ok(_) => Ok(()),
@@ -83,6 +102,7 @@ fn watch(state: &State) {
     };
     loop {
         state.wait(PAUSE);
+        let _calls = CALLS.read().unwrap_or_else(PoisonError::into_inner);
         state.tick();
         if state.has_failed() && !state.control().ended {
             abort(state);

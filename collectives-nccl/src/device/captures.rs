@@ -9,6 +9,7 @@ use collectives_core::error::Result;
 use collectives_core::memory::Memory;
 use collectives_core::rank::{CaptureId, StreamId};
 
+use super::departing::{Departing, Owned, Owner};
 use super::stream::Capturing;
 use crate::driver::{Driver, RawUserObject, USER_OBJECT_MOVE, USER_OBJECT_NO_SYNC};
 use crate::state::State;
@@ -19,7 +20,10 @@ const FOREIGN_REMEMBERED: usize = 16;
 
 /// The captures there are.
 #[derive(Debug, Default)]
-pub(crate) struct Captures(Mutex<Vec<Capture>>);
+pub(crate) struct Captures {
+    active: Mutex<Vec<Capture>>,
+    departing: Arc<Departing>,
+}
 
 #[derive(Debug)]
 struct Capture {
@@ -36,12 +40,16 @@ struct Capture {
 pub(crate) struct Contents {
     pub(crate) memories: Vec<Memory>,
     pub(crate) communicators: Vec<Arc<State>>,
+    /// Of what the driver holds for it.
+    pub(crate) owner: Option<Arc<Owner>>,
 }
 
 impl Captures {
     /// A capture of ours has begun.
     pub(crate) fn begin(&self, id: CaptureId, origin: StreamId) {
-        self.lock().push(Capture::new(id, Some(origin)));
+        let mut capture = Capture::new(id, Some(origin));
+        capture.contents.owner = Some(Arc::new(Owner::new(&self.departing)));
+        self.lock().push(capture);
     }
 
     /// The capture that began on this stream, if one did.
@@ -69,7 +77,7 @@ impl Captures {
         if capture.owned.contains(&memory.id()) {
             return Ok(());
         }
-        give(driver, capturing, Box::new(memory.clone()))?;
+        capture.give(driver, capturing, Box::new(memory.clone()))?;
         capture.owned.insert(memory.id());
         if capture.origin.is_some() {
             capture.contents.memories.push(memory);
@@ -92,7 +100,7 @@ impl Captures {
         if capture.owned.contains(&key) {
             return Ok(());
         }
-        give(driver, capturing, Box::new(value))?;
+        capture.give(driver, capturing, Box::new(value))?;
         capture.owned.insert(key);
         Ok(())
     }
@@ -112,8 +120,13 @@ impl Captures {
         }
     }
 
+    /// What the driver still holds for graphs of ours that are gone.
+    pub(crate) fn departing(&self) -> usize {
+        self.departing.len()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Capture>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -125,6 +138,48 @@ impl Capture {
             owned: HashSet::new(),
             contents: Contents::default(),
         }
+    }
+
+    /// Gives a value to the graph that is being captured; it is dropped on a thread of the driver,
+    /// which may call nothing of the driver, after the graph and its executables are gone.
+    fn give(
+        &self,
+        driver: &Driver,
+        capturing: Capturing,
+        value: Box<dyn Any + Send>,
+    ) -> Result<()> {
+        // A thin pointer, as the driver carries no more.
+        let owner = self.contents.owner.as_deref();
+        let pointer = Box::into_raw(Box::new(Owned::new(value, owner)));
+        let mut object = RawUserObject::NULL;
+        // SAFETY: `cuUserObjectCreate` (cuda.h, "Graph Management"): the destructor takes the pointer
+        // back, once, when the one reference is gone.
+        let created = unsafe {
+            driver.user_object_create(
+                &raw mut object,
+                pointer.cast(),
+                drop_value,
+                1,
+                USER_OBJECT_NO_SYNC,
+            )
+        };
+        if let Err(error) = created {
+            // SAFETY: The driver did not take the pointer.
+            drop(unsafe { Box::from_raw(pointer) });
+            return Err(error);
+        }
+        // SAFETY: `cuGraphRetainUserObject` (same section): the graph of an active capture is valid,
+        // and our reference moves to it.
+        let retained = unsafe {
+            driver.graph_retain_user_object(capturing.graph, object, 1, USER_OBJECT_MOVE)
+        };
+        if retained.is_err() {
+            // SAFETY: The reference is still ours; releasing it runs the destructor.
+            if let Err(error) = unsafe { driver.user_object_release(object, 1) } {
+                tracing::debug!(%error, "a user object could not be released");
+            }
+        }
+        retained
     }
 }
 
@@ -145,43 +200,8 @@ fn remember(captures: &mut Vec<Capture>, id: CaptureId) -> &mut Capture {
     &mut captures[position]
 }
 
-/// Gives a value to the graph that is being captured; it is dropped on a thread of the driver,
-/// which may call nothing of the driver, after the graph and its executables are gone.
-fn give(driver: &Driver, capturing: Capturing, value: Box<dyn Any + Send>) -> Result<()> {
-    // A thin pointer, as the driver carries no more.
-    let pointer = Box::into_raw(Box::new(value));
-    let mut object = RawUserObject::NULL;
-    // SAFETY: `cuUserObjectCreate` (cuda.h, "Graph Management"): the destructor takes the pointer
-    // back, once, when the one reference is gone.
-    let created = unsafe {
-        driver.user_object_create(
-            &raw mut object,
-            pointer.cast(),
-            drop_value,
-            1,
-            USER_OBJECT_NO_SYNC,
-        )
-    };
-    if let Err(error) = created {
-        // SAFETY: The driver did not take the pointer.
-        drop(unsafe { Box::from_raw(pointer) });
-        return Err(error);
-    }
-    // SAFETY: `cuGraphRetainUserObject` (same section): the graph of an active capture is valid,
-    // and our reference moves to it.
-    let retained =
-        unsafe { driver.graph_retain_user_object(capturing.graph, object, 1, USER_OBJECT_MOVE) };
-    if retained.is_err() {
-        // SAFETY: The reference is still ours; releasing it runs the destructor.
-        if let Err(error) = unsafe { driver.user_object_release(object, 1) } {
-            tracing::debug!(%error, "a user object could not be released");
-        }
-    }
-    retained
-}
-
-/// Drops what [`give`] boxed. Everything that is given only queues in its drop.
+/// Drops what [`Capture::give`] boxed. Everything that is given only queues in its drop.
 unsafe extern "C" fn drop_value(pointer: *mut c_void) {
-    // SAFETY: `give` made the pointer, and the driver calls this once.
-    drop(unsafe { Box::from_raw(pointer.cast::<Box<dyn Any + Send>>()) });
+    // SAFETY: `Capture::give` made the pointer, and the driver calls this once.
+    drop(unsafe { Box::from_raw(pointer.cast::<Owned>()) });
 }

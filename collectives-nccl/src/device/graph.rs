@@ -12,6 +12,7 @@ use collectives_core::stream::StreamRef;
 
 use super::CudaDevice;
 use super::captures::Contents;
+use super::departing::Owner;
 use super::event::Event;
 use super::garbage::Item;
 use super::shared::Shared;
@@ -38,8 +39,8 @@ struct CudaExecutable {
     contents: Contents,
     /// Where it was launched last.
     last: Option<StreamRef>,
-    /// Whether it was captured as another graph.
-    updated: bool,
+    /// What it was captured with before updates, which the driver may keep until it is destroyed.
+    former: Vec<Arc<Owner>>,
     shared: Arc<Shared>,
 }
 
@@ -244,7 +245,7 @@ impl GraphTemplate for CudaGraph {
             raw,
             contents: self.contents.clone(),
             last: None,
-            updated: false,
+            former: Vec::new(),
             shared: Arc::clone(&self.shared),
         }))
     }
@@ -314,7 +315,7 @@ impl GraphExecutable for CudaExecutable {
             }
             _ => error,
         })?;
-        self.updated = true;
+        self.former.extend(self.contents.owner.clone());
         // Replays in flight still use what the executable owned before.
         let before = std::mem::replace(&mut self.contents, graph.contents.clone());
         let held = Item::Hold(Box::new(before));
@@ -348,7 +349,7 @@ impl Drop for CudaExecutable {
         };
         report(destroy());
         // After an update the driver may not know what replays in flight still use.
-        if self.updated
+        if !self.former.is_empty()
             && let Some(last) = self.last.take()
         {
             let contents = std::mem::take(&mut self.contents);

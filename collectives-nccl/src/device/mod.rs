@@ -2,6 +2,7 @@
 
 mod calls;
 pub(crate) mod captures;
+mod departing;
 pub(crate) mod event;
 pub(crate) mod garbage;
 mod graph;
@@ -117,11 +118,14 @@ impl CudaDevice {
         self.shared.ordinary.load(Ordering::Relaxed)
     }
 
-    /// Things whose last owner is gone and that wait for work which may still use them; see
-    /// [`Device::collect`](collectives_core::device::Device::collect).
+    /// Things whose last owner is gone and that are not given back yet: because work may still use
+    /// them (see [`Device::collect`](collectives_core::device::Device::collect)), or because a graph
+    /// of ours owned them and the driver, which does that late and on a thread of its own, has not
+    /// dropped them.
     #[must_use]
     pub fn pending_count(&self) -> usize {
-        self.shared.garbage.len()
+        // In the order in which things pass from one to the other.
+        self.shared.captures.departing() + self.shared.garbage.len()
     }
 
     fn make(ordinal: usize) -> Result<Self> {

@@ -152,8 +152,10 @@ fn any_step_fails(rig: &mut Rig<'_>) -> Outcome {
 fn one_step_fails(rig: &mut Rig<'_>, on: usize, fails: FailAt) -> Outcome {
     let mut handle = failing(rig, on, fails)?;
     let mut outcomes = Vec::new();
-    for bytes in [100, 20_000, 20_000] {
-        let mut tensor = rig.tensor::<u8>(bytes, 1)?;
+    // No slot of the first size holds the second, however coarse the granule.
+    let larger = rig.granule();
+    for count in [25, larger, larger] {
+        let mut tensor = rig.tensor::<f32>(count, 1)?;
         let reduced = handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream());
         outcomes.push(reduced.map_err(|error| error.kind().clone()).err());
     }
