@@ -60,7 +60,9 @@ impl Site<'_> {
         let stream = stream_of(state.device.id, on)?;
         stream.health()?;
         let device = &state.device;
-        let _current = device.context.enter_relaxed()?;
+        // Not in relaxed mode: launches disturb no capture, and for what it sets up at a first call NCCL
+        // changes the mode itself, also on threads of its own.
+        let _current = device.context.enter()?;
         for call in ops.iter().filter(|call| divides(call)) {
             scale::prepare(device, call.dtype)?;
         }

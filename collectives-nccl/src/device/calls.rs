@@ -120,10 +120,10 @@ unsafe impl Device for CudaDevice {
     unsafe fn copy(&self, dst: Addr, src: Addr, bytes: usize, stream: &StreamRef) -> Result<()> {
         let stream = stream_of(self.shared.id, stream)?;
         stream.health()?;
-        let capturing = stream.capturing()?.is_some();
         if bytes == 0 {
             return Ok(());
         }
+        let marks = stream.is_foreign() && stream.capturing()?.is_none();
         let _current = self.shared.context.enter()?;
         // SAFETY: `cuMemcpyDtoDAsync` (cuda.h, "Memory Management"): the ranges are valid and do
         // not overlap, by the caller.
@@ -131,7 +131,7 @@ unsafe impl Device for CudaDevice {
             self.driver()
                 .copy_device_to_device(pointer(dst), pointer(src), bytes, stream.raw)
         }?;
-        if stream.is_foreign() && !capturing {
+        if marks {
             stream.mark()?;
         }
         Ok(())
