@@ -188,6 +188,9 @@ pub(crate) struct Table<'a>(pub(crate) &'a [Growth]);
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return Ok(());
+        }
         writeln!(f, "\na growth of scratch, milliseconds:")?;
         writeln!(
             f,

@@ -14,7 +14,7 @@
 //! | `--ranks 2,4,8` | world sizes | 2 |
 //! | `--rounds N` | alternations | 200 |
 //! | `--sizes 16,8192` | bytes of an all-reduce of bf16 | 16 B to 64 MiB |
-//! | `--growth` | only what growing scratch costs, by policy | everything |
+//! | `--parts calls,growth,units` | what is measured: all-reduce beside the same by hand; growing scratch, by policy; all-gather and reduce-scatter of the units of a sharded model beside plain NCCL | everything |
 //! | `--json FILE` | also writes everything there | |
 
 mod driver;
@@ -25,6 +25,7 @@ mod point;
 mod rank;
 mod registration;
 mod report;
+mod units;
 mod variant;
 
 use std::process::ExitCode;

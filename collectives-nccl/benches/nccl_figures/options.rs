@@ -13,9 +13,31 @@ pub(crate) struct Options {
     pub(crate) rounds: usize,
     /// Bytes.
     pub(crate) sizes: Vec<usize>,
-    /// Whether only growths of scratch are measured.
-    pub(crate) growth: bool,
+    /// What is measured.
+    pub(crate) parts: Vec<Part>,
     pub(crate) json: Option<PathBuf>,
+}
+
+/// One kind of figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Part {
+    /// All-reduce of every size beside the same by hand, and windows.
+    Calls,
+    /// What growing scratch costs, by policy.
+    Growth,
+    /// All-gather and reduce-scatter of the units of a sharded model.
+    Units,
+}
+
+impl Part {
+    fn named(name: &str) -> Result<Self, String> {
+        match name.trim() {
+            "calls" => Ok(Self::Calls),
+            "growth" => Ok(Self::Growth),
+            "units" => Ok(Self::Units),
+            other => Err(format!("`{other}` is no part: calls, growth and units are")),
+        }
+    }
 }
 
 impl Default for Options {
@@ -30,11 +52,13 @@ impl Default for Options {
                 32 << 10,
                 64 << 10,
                 256 << 10,
+                512 << 10,
                 1 << 20,
+                2 << 20,
                 8 << 20,
                 64 << 20,
             ],
-            growth: false,
+            parts: vec![Part::Calls, Part::Growth, Part::Units],
             json: None,
         }
     }
@@ -53,7 +77,12 @@ impl Options {
                     let all = numbers(&value()?)?;
                     options.rounds = *all.first().ok_or("--rounds wants a number")?;
                 }
-                "--growth" => options.growth = true,
+                "--parts" => {
+                    options.parts = value()?
+                        .split(',')
+                        .map(Part::named)
+                        .collect::<Result<_, _>>()?;
+                }
                 "--json" => options.json = Some(value()?.into()),
                 // Cargo passes it to every bench.
                 "--bench" => {}

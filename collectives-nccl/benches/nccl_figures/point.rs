@@ -3,6 +3,7 @@
 use collectives_core::device::Device;
 use collectives_core::error::{CaptureFault, Error, Result};
 use collectives_core::graph::{GraphExecutable, GraphTemplate};
+use collectives_core::stream::StreamRef;
 use collectives_nccl::device::CudaDevice;
 use serde::{Deserialize, Serialize};
 
@@ -103,14 +104,26 @@ fn capture(
     variant: Variant,
     count: usize,
 ) -> Result<Box<dyn GraphTemplate>> {
+    let stream = ways.stream.clone();
+    captured(cuda, &stream, || {
+        (0..count).try_for_each(|_| ways.call(variant))
+    })
+}
+
+/// What some calls become in a graph. Nobody else uses the stream.
+pub(crate) fn captured(
+    cuda: &CudaDevice,
+    stream: &StreamRef,
+    calls: impl FnOnce() -> Result<()>,
+) -> Result<Box<dyn GraphTemplate>> {
     let graphs = cuda
         .graphs()
         .ok_or_else(|| Error::capture(CaptureFault::NotCapturing))?;
-    // SAFETY: Nobody else uses the stream.
-    unsafe { graphs.begin(&ways.stream) }?;
-    let called = (0..count).try_for_each(|_| ways.call(variant));
+    // SAFETY: By the caller.
+    unsafe { graphs.begin(stream) }?;
+    let called = calls();
     // SAFETY: As above.
-    let graph = unsafe { graphs.end(&ways.stream) };
+    let graph = unsafe { graphs.end(stream) };
     called?;
     graph
 }

@@ -11,12 +11,13 @@ use collectives_core::rank::Rank;
 use collectives_nccl::communicator::NcclCommunicator;
 use collectives_nccl::device::CudaDevice;
 use collectives_nccl::options::Options as NcclOptions;
+use collectives_nccl::setup::library_version;
 
 use crate::driver::Driver;
-use crate::options::Options;
+use crate::options::{Options, Part};
 use crate::report::Report;
 use crate::variant::{Ways, handle};
-use crate::{growth, host, point, registration};
+use crate::{growth, host, point, registration, units};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -30,18 +31,24 @@ pub(crate) fn measure(world: &World, options: &Options) -> Result<Report> {
         let bootstrap = bootstrap.subgroup(name, &members)?;
         NcclCommunicator::connect(bootstrap, Arc::clone(&cuda), NcclOptions::from_env())
     };
-    let growing = connect("growth")?;
     let mut report = Report {
-        nccl: growing.version().to_string(),
+        nccl: library_version()?.to_string(),
         ranks: world.world_size,
         gpus: gpus.min(world.world_size),
         rounds: options.rounds,
         points: Vec::new(),
         host: Vec::new(),
         registration: Vec::new(),
-        growth: growth::measure(growing)?,
+        growth: Vec::new(),
+        units: Vec::new(),
     };
-    if !options.growth {
+    if options.parts.contains(&Part::Growth) {
+        report.growth = growth::measure(connect("growth")?)?;
+    }
+    if options.parts.contains(&Part::Units) {
+        report.units = units::measure(connect("units")?, &cuda, &Driver::new(gpu)?)?;
+    }
+    if options.parts.contains(&Part::Calls) {
         let mut ways = ways(&cuda, gpu, connect("caller")?, connect("events")?)?;
         calls(&mut ways, &cuda, options, &mut report)?;
         let Ways {

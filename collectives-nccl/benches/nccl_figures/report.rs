@@ -4,10 +4,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::growth::{Growth, Table};
+use crate::growth::{self, Growth};
 use crate::host::HostTime;
 use crate::point::Point;
 use crate::registration::Registration;
+use crate::units::{self, Unit};
 
 /// Everything of one world size.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -20,6 +21,7 @@ pub(crate) struct Report {
     pub(crate) host: Vec<HostTime>,
     pub(crate) registration: Vec<Registration>,
     pub(crate) growth: Vec<Growth>,
+    pub(crate) units: Vec<Unit>,
 }
 
 impl Point {
@@ -129,6 +131,11 @@ impl fmt::Display for Report {
         if !self.points.is_empty() {
             self.calls(f)?;
         }
-        write!(f, "{}", Table(&self.growth))
+        write!(
+            f,
+            "{}{}",
+            growth::Table(&self.growth),
+            units::Table(&self.units)
+        )
     }
 }

@@ -51,7 +51,7 @@ pub(crate) const ALL: [Variant; 8] = [
     Variant::Auto,
 ];
 
-type Handle = Collectives<NcclCommunicator, Box<dyn ScratchAllocator>>;
+pub(crate) type Handle = Collectives<NcclCommunicator, Box<dyn ScratchAllocator>>;
 
 /// One rank's communicators, and buffers of one size.
 #[derive(Debug)]
