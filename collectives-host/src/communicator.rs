@@ -194,15 +194,16 @@ impl HostCommunicator {
             endpoint.compare_captured(&Ticket::take(endpoint), calls)?;
         }
         let endpoint: &Endpoint = self.endpoint();
-        let post = endpoint.prepare(calls);
+        let is_plain = !endpoint.tickets().are_needed();
+        let post = is_plain.then(|| endpoint.prepare(calls)).flatten();
         match take_turn(queue)? {
             Turn::Inline(_turn) => {
-                if endpoint.tickets().are_needed() {
-                    // SAFETY: By the caller.
-                    unsafe { endpoint.run(&Ticket::take(endpoint), calls) }
-                } else {
+                if is_plain {
                     // SAFETY: By the caller; all operations so far ran inside a call like this.
                     unsafe { endpoint.run_in_turn(calls, post.as_ref()) }
+                } else {
+                    // SAFETY: By the caller.
+                    unsafe { endpoint.run(&Ticket::take(endpoint), calls) }
                 }
             }
             Turn::Queued(turn) => {

@@ -175,7 +175,10 @@ impl Post {
 
     /// The post of one operation. A small payload is to go into the slot if `inline` allows it;
     /// `small` is empty here.
-    #[inline]
+    ///
+    /// Always inline: who copies a post out of the frame of a function that made it waits for its
+    /// stores.
+    #[inline(always)]
     pub(crate) fn of(call: &Collective<'_>, rank: Rank, world_size: usize, inline: bool) -> Self {
         let (counts, even) = vector(call.counts);
         let mut flags = if counts.is_null() { 0 } else { UNEVEN };
@@ -236,10 +239,12 @@ impl Post {
         }
     }
 
-    /// Becomes a copy of another, and leaves the line alone that peers seldom read where it is the same
-    /// already: who writes it would have to take it away from them.
+    /// Becomes like another in all but `small`, and leaves the line alone that peers seldom read where it
+    /// is the same already: who writes it would have to take it away from them.
+    ///
+    /// Field by field, as for [`Post::publish`].
     #[inline]
-    pub(crate) fn become_like(&mut self, other: Self) {
+    pub(crate) fn become_like(&mut self, other: &Self) {
         let sides = |post: &Self| {
             let place = |side: &Side| (side.addr, side.window, side.offset);
             (
@@ -249,13 +254,12 @@ impl Post {
                 post.recv_counts,
             )
         };
-        if sides(self) == sides(&other) {
+        if sides(self) == sides(other) {
             self.head = other.head;
             self.count = other.count;
             self.scalar = other.scalar;
-            self.small = other.small;
         } else {
-            *self = other;
+            other.publish(self);
         }
     }
 

@@ -114,14 +114,18 @@ impl Windows {
     }
 
     /// The windows that some calls use, each once.
+    #[inline]
     pub(crate) fn of(&self, calls: &[Collective<'_>]) -> Result<Vec<Arc<Window>>> {
-        let mut windows: Vec<Arc<Window>> = Vec::new();
-        if calls
-            .iter()
-            .all(|call| call.send.window.is_none() && call.recv.window.is_none())
-        {
-            return Ok(windows);
+        let is_plain =
+            |call: &Collective<'_>| call.send.window.is_none() && call.recv.window.is_none();
+        match calls.iter().all(is_plain) {
+            true => Ok(Vec::new()),
+            false => self.used(calls),
         }
+    }
+
+    fn used(&self, calls: &[Collective<'_>]) -> Result<Vec<Arc<Window>>> {
+        let mut windows: Vec<Arc<Window>> = Vec::new();
         for (which, side) in calls
             .iter()
             .flat_map(|call| [("send", call.send), ("recv", call.recv)])

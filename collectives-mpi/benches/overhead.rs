@@ -6,7 +6,8 @@
 //! mpirun -n 2 target/mpi-openmpi/release/deps/overhead-…
 //! ```
 //!
-//! Times are the median over batches of the slowest rank's; only their ratio means anything.
+//! Both reduce the same memory, and take turns in which of them is first. Times are the median over
+//! batches of the slowest rank's, and what is more that of the differences between neighbours.
 
 #[cfg(feature = "system-mpi")]
 mod present {
@@ -19,6 +20,7 @@ mod present {
     use collectives_core::communicator::Communicator;
     use collectives_core::error::Result;
     use collectives_core::reduce::ReduceOp;
+    use collectives_core::tensor::Tensor;
     use collectives_host::device::HostDevice;
     use collectives_host::model::DeviceModel;
     use collectives_mpi::bootstrap::MpiBootstrap;
@@ -26,6 +28,7 @@ mod present {
     use mpi::ffi;
 
     const BATCHES: usize = 41;
+    const WARM_UP: usize = 4;
     const SIZES: [usize; 7] = [8, 256, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20];
 
     pub(crate) fn run() -> Result<()> {
@@ -43,34 +46,54 @@ mod present {
             );
             println!(
                 "{:>10} {:>10} {:>10} {:>10} {:>7}",
-                "bytes", "raw us", "ours us", "diff us", "ratio"
+                "bytes", "raw us", "ours us", "more us", "ratio"
             );
         }
         for bytes in SIZES {
             let count = bytes / 4;
             let batch = (1_usize << 20).div_ceil(bytes.max(4096)).max(1);
             let mut tensor = Buffer::<f32>::zeroed(&device, count, &stream)?;
-            let mut raw = vec![0.0_f32; count];
             let (mut theirs, mut ours) = (Vec::new(), Vec::new());
-            for _ in 0..BATCHES {
-                theirs.push(slowest(time(batch, || {
-                    raw_all_reduce(&mut raw);
-                    Ok(())
-                })?));
-                ours.push(slowest(time(batch, || {
-                    handle
-                        .all_reduce(&mut tensor, ReduceOp::Sum, &stream)
-                        .map(drop)
-                })?));
+            for index in 0..BATCHES + WARM_UP {
+                let times = batch_of_both(index % 2 == 0, batch, &mut tensor, |tensor| {
+                    let sum = handle.all_reduce(tensor, ReduceOp::Sum, &stream);
+                    sum.map(drop)
+                })?;
+                if index >= WARM_UP {
+                    theirs.push(times.0);
+                    ours.push(times.1);
+                }
             }
+            let more = theirs.iter().zip(&ours).map(|(raw, ours)| ours - raw);
+            let more = median(more.collect());
             let (raw, ours) = (median(theirs), median(ours));
             if rank == 0 {
-                let (diff, ratio) = (ours - raw, ours / raw);
-                println!("{bytes:>10} {raw:>10.2} {ours:>10.2} {diff:>10.2} {ratio:>7.3}");
+                let ratio = 1.0 + more / raw;
+                println!("{bytes:>10} {raw:>10.2} {ours:>10.2} {more:>10.2} {ratio:>7.3}");
             }
         }
         let _deferred = handle.close()?;
         Ok(())
+    }
+
+    /// Microseconds of one raw call and of one of ours, on the slowest rank.
+    fn batch_of_both(
+        raw_first: bool,
+        batch: usize,
+        tensor: &mut Buffer<f32>,
+        mut ours: impl FnMut(&mut Buffer<f32>) -> Result<()>,
+    ) -> Result<(f64, f64)> {
+        let mut time_ours = |tensor: &mut Buffer<f32>| time(batch, || ours(tensor)).map(slowest);
+        let before = match raw_first {
+            true => None,
+            false => Some(time_ours(tensor)?),
+        };
+        let raw = slowest(time(batch, || {
+            raw_all_reduce(tensor);
+            Ok(())
+        })?);
+        let ours = before.map_or_else(|| time_ours(tensor), Ok)?;
+        Ok((raw, ours))
     }
 
     /// Microseconds of one call.
@@ -85,16 +108,16 @@ mod present {
         Ok(begun.elapsed().as_secs_f64() * 1e6 / batch as f64)
     }
 
-    fn raw_all_reduce(values: &mut [f32]) {
+    fn raw_all_reduce(tensor: &Buffer<f32>) {
         let in_place = if cfg!(target_env = "gnu") && is_open_mpi() {
             1
         } else {
             usize::MAX
         };
         let send = std::ptr::without_provenance::<std::ffi::c_void>(in_place);
-        let recv = values.as_mut_ptr().cast();
-        let count = std::ffi::c_int::try_from(values.len()).unwrap_or(0);
-        // SAFETY: The buffer has that many elements on every rank.
+        let recv = tensor.operand().addr.as_ptr();
+        let count = std::ffi::c_int::try_from(tensor.count()).unwrap_or(0);
+        // SAFETY: The buffer has that many elements on every rank, and streams are idle.
         let code = unsafe {
             ffi::MPI_Allreduce(
                 send,

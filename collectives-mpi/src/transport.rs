@@ -129,14 +129,14 @@ impl Transport for MpiTransport {
         met.and(messages::settle(posted))
     }
 
-    fn meet(&self, call: &Collective<'_>, deadline: Duration) -> Result<()> {
+    unsafe fn meet(&self, call: &Collective<'_>, deadline: Duration) -> Result<()> {
         self.mpi.check_alive()?;
         let _turn = self.mpi.turn();
         let _airborne = self.flight.begin(std::slice::from_ref(call), deadline);
         self.group.comm.barrier()
     }
 
-    fn compare(&self, _calls: &[Collective<'_>], _deadline: Duration) -> Result<()> {
+    unsafe fn compare(&self, _calls: &[Collective<'_>], _deadline: Duration) -> Result<()> {
         Ok(())
     }
 

@@ -29,7 +29,8 @@ pub struct Ranks {
 /// # Implementer notes
 ///
 /// The engine calls [`Transport::run`], [`Transport::meet`] and [`Transport::compare`] one at a time,
-/// in the order in which this rank enqueued, but from whichever thread runs the stream.
+/// in the order in which this rank enqueued, but from whichever thread runs the stream; who calls them
+/// besides would have to promise the same.
 pub trait Transport: Debug + Send + Sync + Sized + 'static {
     /// The backend's name in errors and reports.
     const BACKEND: &'static str;
@@ -60,7 +61,7 @@ pub trait Transport: Debug + Send + Sync + Sized + 'static {
     /// # Safety
     ///
     /// As for [`Communicator::enqueue`](collectives_core::communicator::Communicator::enqueue), and
-    /// each call passed [`Collective::check`].
+    /// each call passed [`Collective::check`]. No other thread is in `run`, `meet` or `compare`.
     unsafe fn run(&self, calls: &[Collective<'_>], deadline: Duration) -> Result<()>;
 
     /// Returns when all ranks have called it; what they wrote before is visible after.
@@ -70,14 +71,22 @@ pub trait Transport: Debug + Send + Sync + Sized + 'static {
     /// # Errors
     ///
     /// As for [`Transport::run`].
-    fn meet(&self, call: &Collective<'_>, deadline: Duration) -> Result<()>;
+    ///
+    /// # Safety
+    ///
+    /// No other thread is in `run`, `meet` or `compare`.
+    unsafe fn meet(&self, call: &Collective<'_>, deadline: Duration) -> Result<()>;
 
     /// Compares calls that are being captured, where the transport compares at all.
     ///
     /// # Errors
     ///
     /// A mismatch, and those of [`Transport::run`].
-    fn compare(&self, calls: &[Collective<'_>], deadline: Duration) -> Result<()>;
+    ///
+    /// # Safety
+    ///
+    /// No other thread is in `run`, `meet` or `compare`.
+    unsafe fn compare(&self, calls: &[Collective<'_>], deadline: Duration) -> Result<()>;
 
     /// The communicator failed: whoever waits inside should look at its health.
     fn interrupt(&self);

@@ -12,7 +12,8 @@ use rustix::thread::futex;
 
 use super::segment::Head;
 
-/// Polls with pauses before the clock is read for the first time.
+/// Polls without a pause, then with pauses, before the clock is read for the first time.
+const TIGHT: u32 = 64;
 const PAUSED: u32 = 200;
 /// The same where there are more ranks than processors.
 const PAUSED_IF_CROWDED: u32 = 20;
@@ -36,13 +37,32 @@ impl Head {
 
     /// Waits until `poll` gives something; after a while, `tick` is asked as well now and then, with
     /// the time waited so far.
+    #[inline]
     pub(super) fn wait<R>(
         &self,
         ranks: usize,
         mut poll: impl FnMut() -> Option<R>,
-        mut tick: impl FnMut(Duration) -> Option<R>,
+        tick: impl FnMut(Duration) -> Option<R>,
     ) -> R {
         let crowded = ranks > processors();
+        let tight = if crowded { 1 } else { TIGHT };
+        for _ in 0..tight {
+            if let Some(ready) = poll() {
+                return ready;
+            }
+        }
+        self.wait_longer(crowded, poll, tick)
+    }
+
+    /// Apart, so that who does not wait long keeps a small frame.
+    #[cold]
+    #[inline(never)]
+    fn wait_longer<R>(
+        &self,
+        crowded: bool,
+        mut poll: impl FnMut() -> Option<R>,
+        mut tick: impl FnMut(Duration) -> Option<R>,
+    ) -> R {
         let pauses = if crowded { PAUSED_IF_CROWDED } else { PAUSED };
         let mut begun = None;
         loop {

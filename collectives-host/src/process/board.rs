@@ -41,6 +41,10 @@ struct Pen {
 }
 
 impl Pen {
+    fn new(board: *mut u8) -> Self {
+        Self { board, at: REST }
+    }
+
     /// The offset of a copy of these values.
     fn put<T: Copy>(&mut self, values: &[T]) -> Result<usize> {
         let at = self.at.next_multiple_of(align_of::<T>());
@@ -57,16 +61,9 @@ impl Pen {
         Ok(at)
     }
 
-    /// The post of a call, with what it points to on the board.
-    fn post(
-        &mut self,
-        call: &Collective<'_>,
-        rank: Rank,
-        ranks: usize,
-        inline: bool,
-    ) -> Result<Post> {
-        let mut post = Post::of(call, rank, ranks, inline);
-        post.hide_addresses();
+    /// Puts the vectors on the board that a post points to, and has it point there.
+    #[cold]
+    fn put_counts(&mut self, call: &Collective<'_>, post: &mut Post) -> Result<()> {
         if let (false, Counts::Uneven(counts)) = (post.counts.is_null(), call.counts) {
             post.counts = ptr::without_provenance(self.put(counts)?);
         }
@@ -75,57 +72,80 @@ impl Pen {
         {
             post.recv_counts = ptr::without_provenance(self.put(counts)?);
         }
-        Ok(post)
+        Ok(())
     }
 }
 
-/// Says what this rank is about to do, and gives what it said. The board is this rank's, and nobody
-/// reads it any more.
+/// Says on this rank's board what it is about to do, and keeps in `own` what it said, but for a small
+/// payload. Nobody reads the board any more.
 ///
 /// # Safety
 ///
 /// The operands are valid, as for `enqueue`.
+#[inline]
 pub(super) unsafe fn write(
-    segment: &Segment,
-    rank: Rank,
-    number: u64,
+    board: *mut u8,
+    (rank, ranks): (Rank, usize),
+    call: &Collective<'_>,
+    is_captured: bool,
+    own: &mut Post,
+) -> Result<()> {
+    let inline = !is_captured && call.send.window.is_none() && call.recv.window.is_none();
+    *own = Post::of(call, rank, ranks, inline);
+    own.hide_addresses();
+    if is_captured {
+        own.head.flags |= CAPTURED;
+    }
+    if !own.counts.is_null() || !own.recv_counts.is_null() {
+        Pen::new(board).put_counts(call, own)?;
+    }
+    let front = front(board);
+    front.become_like(own);
+    if own.head.is(INLINE) && call.send.bytes > 0 {
+        let to = match call.send.bytes {
+            0..=SMALL => front.small.as_mut_ptr(),
+            _ => board.wrapping_add(PAYLOAD),
+        };
+        // SAFETY: By the caller, and `INLINE` means that it fits.
+        unsafe { ptr::copy_nonoverlapping(call.send.addr.as_ptr(), to, call.send.bytes) };
+    }
+    Ok(())
+}
+
+/// [`write`] for a group, whose operands do not lie on the board.
+pub(super) fn write_group(
+    board: *mut u8,
+    (rank, ranks): (Rank, usize),
     calls: &[Collective<'_>],
     is_captured: bool,
-) -> Result<Post> {
-    let board = segment.board(rank.index(), number);
-    let mut pen = Pen { board, at: REST };
-    let ranks = segment.ranks();
-    let front = board.wrapping_add(offset_of!(Front, post)).cast::<Post>();
-    // SAFETY: A board begins with its front, zeroes at first, which nobody else uses now.
-    let front = unsafe { &mut *front };
-    let mut post = match calls {
-        [call] => {
-            let inline = !is_captured && call.send.window.is_none() && call.recv.window.is_none();
-            let mut post = pen.post(call, rank, ranks, inline)?;
-            if post.head.is(INLINE) && call.send.bytes > 0 {
-                let to = match post.small_holds_payload(ranks) {
-                    true => post.small.as_mut_ptr(),
-                    false => board.wrapping_add(PAYLOAD),
-                };
-                // SAFETY: By the caller, and `INLINE` means that it fits.
-                unsafe { ptr::copy_nonoverlapping(call.send.addr.as_ptr(), to, call.send.bytes) };
-            }
-            post
-        }
-        calls => {
-            let posts = calls
-                .iter()
-                .map(|call| pen.post(call, rank, ranks, false))
-                .collect::<Result<Vec<_>>>()?;
-            let at = pen.put(&posts)?;
-            Post::of_group(calls.len(), ptr::without_provenance(at))
-        }
-    };
+    own: &mut Post,
+) -> Result<()> {
+    let mut pen = Pen::new(board);
+    let posts = calls
+        .iter()
+        .map(|call| {
+            let mut post = Post::of(call, rank, ranks, false);
+            post.hide_addresses();
+            pen.put_counts(call, &mut post)?;
+            Ok(post)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let at = pen.put(&posts)?;
+    *own = Post::of_group(calls.len(), ptr::without_provenance(at));
     if is_captured {
-        post.head.flags |= CAPTURED;
+        own.head.flags |= CAPTURED;
     }
-    front.become_like(post);
-    Ok(post)
+    front(board).become_like(own);
+    Ok(())
+}
+
+/// The post at the front of this rank's own board.
+#[inline]
+fn front<'a>(board: *mut u8) -> &'a mut Post {
+    let front = board.wrapping_add(offset_of!(Front, post)).cast::<Post>();
+    // SAFETY: A board begins with its front, zeroes at first, which nobody else uses while its rank
+    // writes it.
+    unsafe { &mut *front }
 }
 
 /// Takes the front of a board, and room for as much payload, away from the peers that read it last.
@@ -161,12 +181,12 @@ pub(super) struct Boards<'a> {
     segment: &'a Segment,
     me: usize,
     number: u64,
-    said: Said,
+    said: Said<'a>,
 }
 
-enum Said {
+enum Said<'a> {
     /// All the same as this rank; only scalars may differ.
-    Alike(Post),
+    Alike(&'a Post),
     /// Each its own, with pointers into this process's map of its board.
     Each(Vec<Post>),
 }
@@ -177,22 +197,16 @@ impl<'a> Boards<'a> {
     /// All ranks have arrived in this operation, and this rank does not leave it before the boards are
     /// dropped.
     #[inline]
-    pub(super) unsafe fn read(segment: &'a Segment, me: usize, number: u64, own: Post) -> Self {
+    pub(super) unsafe fn read(segment: &'a Segment, me: usize, number: u64, own: &'a Post) -> Self {
         let board = |rank| segment.board(rank, number).cast_const();
-        let post = |rank| match rank == me {
-            true => own,
-            // SAFETY: By the caller.
-            false => *unsafe { posted(board(rank)) },
-        };
-        let mut peers = (0..segment.ranks()).filter(|&rank| rank != me);
         // SAFETY: By the caller.
-        let is_alike = |rank| are_alike(&own, unsafe { posted(board(rank)) });
+        let is_alike = |rank| are_alike(own, unsafe { posted(board(rank)) });
+        let mut peers = (0..segment.ranks()).filter(|&rank| rank != me);
         let plain = own.head.flags & (UNEVEN | GROUP) == 0 && own.head.kind != OpKind::AllToAll;
-        let said = if plain && peers.all(is_alike) {
-            Said::Alike(own)
-        } else {
-            let each = |rank| rebased(post(rank), board(rank));
-            Said::Each((0..segment.ranks()).map(each).collect())
+        let said = match plain && peers.all(is_alike) {
+            true => Said::Alike(own),
+            // SAFETY: By the caller.
+            false => Said::Each(unsafe { Self::each(segment, me, number, own) }),
         };
         Self {
             segment,
@@ -200,6 +214,22 @@ impl<'a> Boards<'a> {
             number,
             said,
         }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Boards::read`].
+    #[cold]
+    unsafe fn each(segment: &Segment, me: usize, number: u64, own: &Post) -> Vec<Post> {
+        let board = |rank| segment.board(rank, number).cast_const();
+        let post = |rank| match rank == me {
+            true => *own,
+            // SAFETY: By the caller.
+            false => *unsafe { posted(board(rank)) },
+        };
+        (0..segment.ranks())
+            .map(|rank| rebased(post(rank), board(rank)))
+            .collect()
     }
 
     /// Whether all ranks say the same, so that nothing is left to compare.
@@ -229,7 +259,8 @@ impl<'a> Boards<'a> {
         take_back(self.segment, rank, self.number + 1, payload.min(EAGER));
     }
 
-    /// Where payload of a rank lies; all ranks said the same of its length.
+    /// Where payload of a peer lies; all ranks said the same of its length. This rank's own is nearer
+    /// where it came from.
     pub(super) fn payload(&self, rank: usize) -> *const u8 {
         let place = self.place(rank);
         match self.post(rank).small_holds_payload(self.segment.ranks()) {

@@ -108,10 +108,14 @@ impl Letters {
     }
 
     /// Does for each letter what can be done now.
+    #[inline]
     pub(super) fn progress(&mut self, shared: &Shared) {
-        if self.under_way.is_empty() {
-            return;
+        if !self.under_way.is_empty() {
+            self.progress_all(shared);
         }
+    }
+
+    fn progress_all(&mut self, shared: &Shared) {
         let mut index = 0;
         while let Some(letter) = self.under_way.get_mut(index) {
             match letter.progress(shared) {

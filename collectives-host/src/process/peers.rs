@@ -30,19 +30,25 @@ impl Peers {
         Self(pids.iter().enumerate().map(peer).collect())
     }
 
-    /// A rank whose process has ended.
-    pub(super) fn ended(&self) -> Option<usize> {
+    /// A rank whose process has ended, other than those that may.
+    pub(super) fn ended(&self, may_end: impl Fn(usize) -> bool) -> Option<usize> {
+        let has_ended = |(rank, peer): (usize, &Peer)| peer.has_ended() && !may_end(rank);
+        let mut peers = self.0.iter().enumerate();
+        peers.position(has_ended)
+    }
+}
+
+impl Peer {
+    fn has_ended(&self) -> bool {
+        let Self::Running(handle) = self else {
+            return false;
+        };
         let now = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        self.0.iter().position(|peer| match peer {
-            Peer::Running(handle) => {
-                let mut fds = [PollFd::new(handle, PollFlags::IN)];
-                poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
-            }
-            Peer::Own | Peer::Unknown => false,
-        })
+        let mut fds = [PollFd::new(handle, PollFlags::IN)];
+        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 }
 
@@ -58,16 +64,17 @@ mod tests {
     fn a_process_that_ends_is_noticed() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let peers = Peers::new(&[std::process::id(), child.id()], 0);
-        assert_eq!(peers.ended(), None);
+        assert_eq!(peers.ended(|_| false), None);
         child.kill().unwrap();
         // A zombie has ended too: nobody need have waited for it.
         for _ in 0..500 {
-            if peers.ended().is_some() {
+            if peers.ended(|_| false).is_some() {
                 break;
             }
             thread::sleep(Duration::from_millis(10));
         }
-        assert_eq!(peers.ended(), Some(1));
+        assert_eq!(peers.ended(|_| false), Some(1));
+        assert_eq!(peers.ended(|rank| rank == 1), None);
         child.wait().unwrap();
     }
 }

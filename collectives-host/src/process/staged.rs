@@ -124,6 +124,26 @@ impl Staged<'_> {
         self.boards.are_inline()
     }
 
+    /// Where a rank's payload lies, from an offset on, if no step is needed. This rank's own is read where
+    /// it came from: a peer may have the board's line for itself by now.
+    fn inline_input(&self, rank: usize, offset: usize) -> *const u8 {
+        match rank == self.me() {
+            true => self.send(offset),
+            false => self.boards.payload(rank).wrapping_add(offset),
+        }
+    }
+
+    /// Folds a part of the payload on boards into what this rank receives.
+    #[inline]
+    fn fold_inline(&mut self, op: ReduceOp, (place, length): (usize, usize)) -> Result<()> {
+        let (boards, me, mine) = (self.boards, self.me(), self.send(place));
+        let at = |rank: usize| match rank == me {
+            true => mine,
+            false => boards.payload(rank).wrapping_add(place),
+        };
+        self.fold(op, length, at, self.recv(0))
+    }
+
     /// This rank's stage for the next step.
     fn own_stage(&self) -> *mut u8 {
         self.shared.segment.stage(self.me(), *self.steps)
@@ -205,12 +225,7 @@ impl Staged<'_> {
         let receives = root.is_none_or(|root| root == self.me());
         if self.is_inline() {
             if receives {
-                let (boards, me, mine) = (self.boards, self.me(), self.send(0));
-                let at = |rank: usize| match rank == me {
-                    true => mine,
-                    false => boards.payload(rank),
-                };
-                self.fold(op, bytes, at, self.recv(0))?;
+                self.fold_inline(op, (0, bytes))?;
             }
             return Ok(());
         }
@@ -273,10 +288,7 @@ impl Staged<'_> {
     fn reduce_scatter(&mut self, op: ReduceOp) -> Result<()> {
         let counts = self.call.counts;
         if self.is_inline() {
-            let (place, length) = self.part(counts, self.me());
-            let boards = self.boards;
-            let at = |rank| boards.payload(rank).wrapping_add(place);
-            return self.fold(op, length, at, self.recv(0));
+            return self.fold_inline(op, self.part(counts, self.me()));
         }
         let piece = BLOCK / self.ranks() / LINE * LINE;
         let longest = self.longest(counts);
@@ -306,7 +318,8 @@ impl Staged<'_> {
             if receives(self) {
                 for rank in 0..self.ranks() {
                     let (place, length) = self.part(counts, rank);
-                    copy(self.boards.payload(rank), self.recv(place), length);
+                    let at = self.inline_input(rank, 0);
+                    copy(at, self.recv(place), length);
                 }
             }
             return Ok(());
@@ -345,7 +358,7 @@ impl Staged<'_> {
             for from in sources(self.ranks()) {
                 let length = receives(self, from);
                 // Parts on a board are even: others are not inline.
-                let part = self.boards.payload(from).wrapping_add(self.me() * length);
+                let part = self.inline_input(from, self.me() * length);
                 copy(part, self.recv(place), length);
                 place += length;
             }
@@ -383,7 +396,7 @@ impl Staged<'_> {
     fn broadcast(&mut self, root: usize) -> Result<()> {
         let bytes = self.call.recv.bytes;
         if self.is_inline() {
-            copy(self.boards.payload(root), self.recv(0), bytes);
+            copy(self.inline_input(root, 0), self.recv(0), bytes);
             return Ok(());
         }
         let block = |begin: usize| BLOCK.min(bytes - begin);
@@ -399,11 +412,13 @@ impl Staged<'_> {
     }
 }
 
-/// Copies bytes between this rank's operands and the segment.
+/// Copies bytes between this rank's operands and the segment, or within an operand, which in place is
+/// to where they are.
 fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    if bytes > 0 {
-        // SAFETY: By the caller of `Staged::run`, operands are valid and as long as the counts say;
-        // boards and stages are as long as their constants, and no operand lies in them.
+    if bytes > 0 && from != to.cast_const() {
+        // SAFETY: By the caller of `Staged::run`, operands are valid and as long as the counts say,
+        // and do not overlap but in place; boards and stages are as long as their constants, and no
+        // operand lies in them.
         unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
     }
 }

@@ -1,8 +1,9 @@
 //! How operations of process ranks run: met over, compared, and moved through the segment.
 
+use std::cell::UnsafeCell;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use collectives_core::bootstrap::Bootstrap;
@@ -22,7 +23,7 @@ use super::staged::Staged;
 use crate::compare;
 use crate::engine::fold::FoldScratch;
 use crate::engine::{Health, Ranks, Transport};
-use crate::fabric::lock;
+use crate::post::Post;
 
 /// The name of this backend in errors and reports.
 const BACKEND: &str = "host-processes";
@@ -31,7 +32,7 @@ const BACKEND: &str = "host-processes";
 #[derive(Debug)]
 pub struct ProcessTransport {
     shared: Shared,
-    seat: Mutex<Seat>,
+    seat: UnsafeCell<Seat>,
 }
 
 /// What waiting needs.
@@ -48,11 +49,19 @@ pub(super) struct Shared {
 struct Seat {
     /// The number of the last operation.
     number: u64,
+    /// What this rank said of it.
+    own: Post,
     /// Steps of operations so far, the same on all ranks.
     steps: u64,
     letters: Letters,
     scratch: FoldScratch,
 }
+
+// SAFETY: The seat is used by whoever has the turn, one at a time, by the contract of `Transport`; the
+// rest is `Sync` by itself.
+unsafe impl Sync for ProcessTransport {}
+// SAFETY: What a post points to is used during its operation only, and on this rank's board an offset.
+unsafe impl Send for ProcessTransport {}
 
 impl Shared {
     /// Waits as the [bell](super::segment::Head::wait) does, and lets messages get on meanwhile.
@@ -92,15 +101,13 @@ impl Shared {
     /// Whether a peer's process is gone, which fails the communicator. One that was shut down before
     /// may go.
     pub(super) fn ended(&self) -> bool {
-        let Some(rank) = self.peers.ended() else {
-            return false;
-        };
-        if self.segment.berth(rank).gone.load(Ordering::Acquire) != 0 {
-            return false;
+        let gone = |rank| self.segment.berth(rank).gone.load(Ordering::Acquire) != 0;
+        let ended = self.peers.ended(gone);
+        if let Some(rank) = ended {
+            self.health
+                .note(Rank::new(rank), "its process is gone", false);
         }
-        self.health
-            .note(Rank::new(rank), "its process is gone", false);
-        true
+        ended.is_some()
     }
 
     pub(super) fn failure(&self) -> Error {
@@ -110,73 +117,88 @@ impl Shared {
 }
 
 impl ProcessTransport {
-    /// Meets the other ranks over these calls, and compares them.
+    /// This rank's seat.
     ///
     /// # Safety
     ///
-    /// The operands are valid, unless the calls are captured.
-    unsafe fn meet_over<'a>(
-        &'a self,
-        seat: &mut Seat,
-        calls: &[Collective<'_>],
-        deadline: Duration,
-        is_captured: bool,
-    ) -> Result<(Boards<'a>, Inside<'a>)> {
-        let shared = &self.shared;
-        seat.number += 1;
-        let number = seat.number;
-        let inside = Inside { shared, number };
-        let segment = &shared.segment;
-        let rank = Rank::new(shared.me);
-        // SAFETY: By the caller; everybody has left the operation two before this one.
-        let written = unsafe { board::write(segment, rank, number, calls, is_captured) };
-        // The others must not wait for what this rank cannot say.
-        let own =
-            written.inspect_err(|error| self.shared.health.fail(&error.to_string(), false))?;
-        meeting::meet(shared, &mut seat.letters, number, deadline)?;
-        // SAFETY: All have arrived, and this rank leaves when `inside` is dropped.
-        let boards = unsafe { Boards::read(segment, shared.me, number, own) };
-        boards.make_ready_for_next(shared.me);
-        if boards.are_alike() {
-            return Ok((boards, inside));
-        }
-        compare::shapes(&boards)?;
-        if let [_] = calls {
-            compare::operations(&boards)?;
-            return Ok((boards, inside));
-        }
-        for index in 0..calls.len() {
-            // SAFETY: All groups have the same length.
-            compare::operations(&unsafe { boards.member(index) })?;
-        }
-        Ok((boards, inside))
+    /// It is the caller's turn, and it has no other reference to the seat.
+    #[expect(clippy::mut_from_ref, reason = "there is one turn at a time")]
+    unsafe fn seat(&self) -> &mut Seat {
+        // SAFETY: By the caller.
+        unsafe { &mut *self.seat.get() }
     }
 
+    /// Begins the next operation.
+    #[inline]
+    fn begin(&self, seat: &mut Seat) -> Inside<'_> {
+        seat.number += 1;
+        Inside {
+            shared: &self.shared,
+            number: seat.number,
+        }
+    }
+
+    /// One call, which is no message.
+    ///
     /// # Safety
     ///
-    /// As for [`Transport::run`]; there is a call, and none is a message.
-    unsafe fn collectives(
+    /// As for [`Transport::run`].
+    #[inline]
+    unsafe fn single(
+        &self,
+        seat: &mut Seat,
+        call: &Collective<'_>,
+        deadline: Duration,
+    ) -> Result<()> {
+        let inside = self.begin(seat);
+        let calls = std::slice::from_ref(call);
+        // SAFETY: By the caller.
+        unsafe { inside.announce(calls, false, &mut seat.own) }?;
+        inside.meet(&mut seat.letters, deadline)?;
+        // SAFETY: They have met, and `inside` was there first.
+        let boards = unsafe { inside.boards(&seat.own) };
+        compare_all(&boards, calls)?;
+        let staged = Staged {
+            shared: &self.shared,
+            call,
+            boards: &boards,
+            letters: &mut seat.letters,
+            steps: &mut seat.steps,
+            scratch: &mut seat.scratch,
+        };
+        // SAFETY: By the caller.
+        unsafe { staged.run() }
+    }
+
+    /// A group, which is one meeting, of which none is a message.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Transport::run`].
+    #[inline(never)]
+    unsafe fn several(
         &self,
         seat: &mut Seat,
         calls: &[Collective<'_>],
         deadline: Duration,
     ) -> Result<()> {
+        if let [call] = calls {
+            // SAFETY: By the caller.
+            return unsafe { self.single(seat, call, deadline) };
+        }
+        let inside = self.begin(seat);
         // SAFETY: By the caller.
-        let (boards, _inside) = unsafe { self.meet_over(seat, calls, deadline, false) }?;
+        unsafe { inside.announce(calls, false, &mut seat.own) }?;
+        inside.meet(&mut seat.letters, deadline)?;
+        // SAFETY: They have met, and `inside` was there first.
+        let boards = unsafe { inside.boards(&seat.own) };
+        compare_all(&boards, calls)?;
         for (index, call) in calls.iter().enumerate() {
-            let member;
-            let boards = match calls {
-                [_] => &boards,
-                _ => {
-                    // SAFETY: All groups have the same length.
-                    member = unsafe { boards.member(index) };
-                    &member
-                }
-            };
             let staged = Staged {
                 shared: &self.shared,
                 call,
-                boards,
+                // SAFETY: All groups have the same length.
+                boards: &unsafe { boards.member(index) },
                 letters: &mut seat.letters,
                 steps: &mut seat.steps,
                 scratch: &mut seat.scratch,
@@ -185,6 +207,33 @@ impl ProcessTransport {
             unsafe { staged.run() }?;
         }
         Ok(())
+    }
+
+    /// A group with messages, which are under way while the rest runs.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Transport::run`].
+    #[inline(never)]
+    unsafe fn mixed(
+        &self,
+        seat: &mut Seat,
+        calls: &[Collective<'_>],
+        deadline: Duration,
+    ) -> Result<()> {
+        let (messages, others): (Vec<_>, Vec<_>) = calls
+            .iter()
+            .partition(|call| call.kind().is_point_to_point());
+        // SAFETY: By the caller; they are delivered, or given up, before this returns.
+        unsafe { seat.letters.post(self.shared.me, &messages, deadline) };
+        let others: Vec<_> = others.into_iter().copied().collect();
+        let met = match others.is_empty() {
+            true => Ok(()),
+            // SAFETY: By the caller.
+            false => unsafe { self.several(seat, &others, deadline) },
+        };
+        let delivered = self.deliver(&mut seat.letters);
+        met.and(delivered)
     }
 
     /// Waits for messages that are under way.
@@ -216,10 +265,81 @@ impl ProcessTransport {
     }
 }
 
+/// Compares what ranks say, where they do not say the same at first sight.
+#[inline]
+fn compare_all(boards: &Boards<'_>, calls: &[Collective<'_>]) -> Result<()> {
+    match boards.are_alike() {
+        true => Ok(()),
+        false => look_closer(boards, calls),
+    }
+}
+
+#[cold]
+fn look_closer(boards: &Boards<'_>, calls: &[Collective<'_>]) -> Result<()> {
+    compare::shapes(boards)?;
+    if let [_] = calls {
+        return compare::operations(boards);
+    }
+    for index in 0..calls.len() {
+        // SAFETY: All groups have the same length.
+        compare::operations(&unsafe { boards.member(index) })?;
+    }
+    Ok(())
+}
+
 /// Inside an operation until it is dropped.
 struct Inside<'a> {
     shared: &'a Shared,
     number: u64,
+}
+
+impl<'a> Inside<'a> {
+    /// Says on this rank's board what it is about to do, and keeps in `own` what it said.
+    ///
+    /// # Safety
+    ///
+    /// The operands are valid, unless the calls are captured.
+    #[inline]
+    unsafe fn announce(
+        &self,
+        calls: &[Collective<'_>],
+        is_captured: bool,
+        own: &mut Post,
+    ) -> Result<()> {
+        let segment = &self.shared.segment;
+        let board = segment.board(self.shared.me, self.number);
+        let place = (Rank::new(self.shared.me), segment.ranks());
+        let written = match calls {
+            // SAFETY: By the caller; everybody has left the operation two before this one.
+            [call] => unsafe { board::write(board, place, call, is_captured, own) },
+            calls => board::write_group(board, place, calls, is_captured, own),
+        };
+        // The others must not wait for what this rank cannot say.
+        written.inspect_err(|error| self.shared.health.fail(&error.to_string(), false))
+    }
+
+    /// Meets the other ranks over what was announced.
+    #[inline]
+    fn meet(&self, letters: &mut Letters, deadline: Duration) -> Result<()> {
+        meeting::meet(self.shared, letters, self.number, deadline)
+    }
+
+    /// What all ranks say, of whom this one said `own`.
+    ///
+    /// # Safety
+    ///
+    /// They have met, and the boards are dropped before this value.
+    #[inline]
+    unsafe fn boards<'b>(&self, own: &'b Post) -> Boards<'b>
+    where
+        'a: 'b,
+    {
+        let (shared, number) = (self.shared, self.number);
+        // SAFETY: By the caller.
+        let boards = unsafe { Boards::read(&shared.segment, shared.me, number, own) };
+        boards.make_ready_for_next(shared.me);
+        boards
+    }
 }
 
 impl Drop for Inside<'_> {
@@ -243,8 +363,9 @@ impl Transport for ProcessTransport {
         let segment = segment(&**bootstrap, neighbours, deadline)?;
         let me = bootstrap.rank().index();
         Ok(Self {
-            seat: Mutex::new(Seat {
+            seat: UnsafeCell::new(Seat {
                 number: 0,
+                own: Post::NONE,
                 steps: 0,
                 letters: Letters::new(segment.ranks()),
                 scratch: FoldScratch::default(),
@@ -270,35 +391,32 @@ impl Transport for ProcessTransport {
     }
 
     unsafe fn run(&self, calls: &[Collective<'_>], deadline: Duration) -> Result<()> {
-        let seat = &mut *lock(&self.seat);
-        if calls.iter().all(|call| !call.kind().is_point_to_point()) {
+        // SAFETY: By the caller, it is these calls' turn.
+        let seat = unsafe { self.seat() };
+        let is_message = |call: &Collective<'_>| call.kind().is_point_to_point();
+        match calls {
             // SAFETY: By the caller.
-            return unsafe { self.collectives(seat, calls, deadline) };
+            [call] if !is_message(call) => unsafe { self.single(seat, call, deadline) },
+            // SAFETY: By the caller.
+            calls if calls.iter().any(is_message) => unsafe { self.mixed(seat, calls, deadline) },
+            // SAFETY: By the caller.
+            calls => unsafe { self.several(seat, calls, deadline) },
         }
-        let (messages, others): (Vec<_>, Vec<_>) = calls
-            .iter()
-            .partition(|call| call.kind().is_point_to_point());
-        // SAFETY: By the caller; they are delivered, or given up, before this returns.
-        unsafe { seat.letters.post(self.shared.me, &messages, deadline) };
-        let others: Vec<_> = others.into_iter().copied().collect();
-        let met = match others.is_empty() {
-            true => Ok(()),
-            // SAFETY: By the caller.
-            false => unsafe { self.collectives(seat, &others, deadline) },
-        };
-        let delivered = self.deliver(&mut seat.letters);
-        met.and(delivered)
     }
 
-    fn meet(&self, call: &Collective<'_>, deadline: Duration) -> Result<()> {
-        let seat = &mut *lock(&self.seat);
+    unsafe fn meet(&self, call: &Collective<'_>, deadline: Duration) -> Result<()> {
+        // SAFETY: By the caller, it is this call's turn.
+        let seat = unsafe { self.seat() };
+        let inside = self.begin(seat);
         let calls = std::slice::from_ref(call);
         // SAFETY: Operands in windows are no payload of a board, so nothing is read.
-        let met = unsafe { self.meet_over(seat, calls, deadline, false) };
-        met.map(drop)
+        unsafe { inside.announce(calls, false, &mut seat.own) }?;
+        inside.meet(&mut seat.letters, deadline)?;
+        // SAFETY: They have met, and `inside` was there first.
+        compare_all(&unsafe { inside.boards(&seat.own) }, calls)
     }
 
-    fn compare(&self, calls: &[Collective<'_>], deadline: Duration) -> Result<()> {
+    unsafe fn compare(&self, calls: &[Collective<'_>], deadline: Duration) -> Result<()> {
         let collectives: Vec<_> = calls
             .iter()
             .filter(|call| !call.kind().is_point_to_point())
@@ -307,10 +425,14 @@ impl Transport for ProcessTransport {
         if collectives.is_empty() {
             return Ok(());
         }
-        let seat = &mut *lock(&self.seat);
+        // SAFETY: By the caller, it is these calls' turn.
+        let seat = unsafe { self.seat() };
+        let inside = self.begin(seat);
         // SAFETY: Captured calls have no payload on a board, so nothing is read.
-        let met = unsafe { self.meet_over(seat, &collectives, deadline, true) };
-        met.map(drop)
+        unsafe { inside.announce(&collectives, true, &mut seat.own) }?;
+        inside.meet(&mut seat.letters, deadline)?;
+        // SAFETY: They have met, and `inside` was there first.
+        compare_all(&unsafe { inside.boards(&seat.own) }, &collectives)
     }
 
     fn interrupt(&self) {
