@@ -17,21 +17,22 @@ use collectives_core::error::ErrorKind;
 use collectives_core::scratch::Request;
 use collectives_nccl::communicator::NcclCommunicator;
 
+use crate::case::Case;
 use crate::graphs::eventually;
-use crate::rank::{Case, Ctx};
+use crate::rank::Ctx;
 use crate::scratch::{Captured, Staged, captured, eager, handle, handle_of};
 use crate::{Outcome, Said, endurance, ensure};
 
 /// Cases that take longer than others, each in a world of its own.
 pub(crate) const CASES: &[Case] = &[
-    ("the_seed_trace_takes_what_theory_says", seed),
-    ("windows_and_graphs_take_little_by_themselves", apart),
-    (
+    Case::symmetric("the_seed_trace_takes_what_theory_says", seed),
+    Case::symmetric("windows_and_graphs_take_little_by_themselves", apart),
+    Case::symmetric(
         "graphs_of_an_arena_replay_across_twenty_growths",
         endurance::arena,
     ),
-    ("memory_is_flat_over_a_thousand_cycles", cycles),
-    ("an_arena_stays_within_its_addresses", addresses),
+    Case::symmetric("memory_is_flat_over_a_thousand_cycles", cycles),
+    Case::symmetric("an_arena_stays_within_its_addresses", addresses),
 ];
 
 const MIB: usize = 1 << 20;

@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
+use crate::case::Here;
 use crate::rank::{PLACE, RESULTS};
 use crate::{SHARED, memory};
 
@@ -21,7 +22,7 @@ const CASE_LIMIT: Duration = Duration::from_secs(75);
 /// The outcome of one case.
 pub(crate) fn outcome(name: &str, ranks: usize, alone: bool) -> Result<(), String> {
     if alone {
-        let long = memory::CASES.iter().any(|(known, _)| *known == name);
+        let long = memory::CASES.iter().any(|case| case.name == name);
         let limit = if long { WORLD_LIMIT } else { CASE_LIMIT };
         return said(&start(&[name], ranks, limit)?, name);
     }
@@ -31,9 +32,11 @@ pub(crate) fn outcome(name: &str, ranks: usize, alone: bool) -> Result<(), Strin
         Some(position) => position,
         None => {
             let only = env::var("COLLECTIVES_GPU_CASES").unwrap_or_default();
+            let here = Here::look();
             let names: Vec<_> = SHARED
                 .iter()
-                .map(|(name, _)| *name)
+                .filter(|case| here.missing(case, ranks).is_none())
+                .map(|case| case.name)
                 .filter(|name| only.is_empty() || only.split(',').any(|part| name.contains(part)))
                 .collect();
             let world = start(&names, ranks, WORLD_LIMIT);

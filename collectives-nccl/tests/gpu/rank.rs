@@ -18,10 +18,8 @@ use collectives_nccl::communicator::NcclCommunicator;
 use collectives_nccl::device::CudaDevice;
 use collectives_nccl::options::Options;
 
+use crate::case::Case;
 use crate::{Outcome, Said};
-
-/// A case and its name.
-pub(crate) type Case = (&'static str, fn(&mut Ctx) -> Outcome);
 
 /// Where this process stands.
 pub(crate) struct Place {
@@ -86,12 +84,12 @@ pub(crate) fn run<'a>(place: &Place, known: impl Iterator<Item = &'a Case>) -> E
         }
     };
     for name in &place.cases {
-        let Some((_, case)) = known.iter().find(|(known, _)| known == name) else {
+        let Some(case) = known.iter().find(|known| known.name == *name) else {
             continue;
         };
         let begun = Instant::now();
         place.report(&format!("BEGIN {name}"));
-        let outcome = catch_unwind(AssertUnwindSafe(|| case(&mut ctx)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| (case.run)(&mut ctx)));
         let took = begun.elapsed().as_millis();
         match outcome {
             Ok(Ok(())) => place.report(&format!("PASS {name} {took} ms")),
