@@ -13,6 +13,7 @@
 
 mod bell;
 mod board;
+mod folded;
 mod letters;
 mod meeting;
 mod peers;

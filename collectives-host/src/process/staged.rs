@@ -1,6 +1,7 @@
 //! Operations whose operands are private: they go through the ranks' stages, step by step.
 //!
-//! In a step every rank writes its stage, all meet, and every rank reads the others'. Operations of
+//! In a step every rank writes its stage, all meet, and every rank reads the others', but never its own:
+//! a peer may have those lines for itself by then. Operations of
 //! several steps write the next stage before they read, so that a rank which is a little behind holds
 //! up nobody. A rank has three stages and takes them in turn, so that one meeting a step is enough: who
 //! has come to a step has read everything of the step two before it, and who writes a stage again has
@@ -11,7 +12,6 @@ use std::ptr;
 use collectives_core::collective::{Collective, Counts, Op};
 use collectives_core::error::Result;
 use collectives_core::rank::Rank;
-use collectives_core::reduce::ReduceOp;
 
 use super::board::Boards;
 use super::letters::Letters;
@@ -19,17 +19,14 @@ use super::meeting;
 use super::segment::STAGE;
 use super::transport::Shared;
 use crate::compare::Posts;
-use crate::engine::fold::{FoldScratch, Input, fold};
+use crate::engine::fold::FoldScratch;
 
 /// Bytes of one step; small enough to stay in a cache.
-const BLOCK: usize = 128 << 10;
+pub(super) const BLOCK: usize = 128 << 10;
 const _: () = assert!(BLOCK <= STAGE);
 
 /// Parts of a reduction begin at cache lines.
-const LINE: usize = 64;
-
-/// Worlds in which every rank folds everything: one more read of each block is cheaper than a step.
-const FOLD_ALL: usize = 2;
+pub(super) const LINE: usize = 64;
 
 /// One operation that all ranks have met in and said the same of.
 pub(super) struct Staged<'a> {
@@ -84,15 +81,15 @@ impl Staged<'_> {
         }
     }
 
-    fn me(&self) -> usize {
+    pub(super) fn me(&self) -> usize {
         self.shared.me
     }
 
-    fn ranks(&self) -> usize {
+    pub(super) fn ranks(&self) -> usize {
         self.shared.segment.ranks()
     }
 
-    fn unit(&self) -> usize {
+    pub(super) fn unit(&self) -> usize {
         self.call.dtype.size()
     }
 
@@ -101,26 +98,26 @@ impl Staged<'_> {
     }
 
     /// Where a rank's part begins in a whole, and its length, in bytes.
-    fn part(&self, counts: Counts<'_>, rank: usize) -> (usize, usize) {
+    pub(super) fn part(&self, counts: Counts<'_>, rank: usize) -> (usize, usize) {
         let (unit, rank) = (self.unit(), Rank::new(rank));
         (counts.before(rank) * unit, counts.of(rank) * unit)
     }
 
-    fn longest(&self, counts: Counts<'_>) -> usize {
+    pub(super) fn longest(&self, counts: Counts<'_>) -> usize {
         let parts = (0..self.ranks()).map(|rank| self.part(counts, rank).1);
         parts.max().unwrap_or(0)
     }
 
-    fn send(&self, offset: usize) -> *const u8 {
+    pub(super) fn send(&self, offset: usize) -> *const u8 {
         self.call.send.addr.offset(offset).as_ptr()
     }
 
-    fn recv(&self, offset: usize) -> *mut u8 {
+    pub(super) fn recv(&self, offset: usize) -> *mut u8 {
         self.call.recv.addr.offset(offset).as_ptr()
     }
 
     /// Whether the payload of all ranks lies on their boards, so that no step is needed.
-    fn is_inline(&self) -> bool {
+    pub(super) fn is_inline(&self) -> bool {
         self.boards.are_inline()
     }
 
@@ -133,19 +130,8 @@ impl Staged<'_> {
         }
     }
 
-    /// Folds a part of the payload on boards into what this rank receives.
-    #[inline]
-    fn fold_inline(&mut self, op: ReduceOp, (place, length): (usize, usize)) -> Result<()> {
-        let (boards, me, mine) = (self.boards, self.me(), self.send(place));
-        let at = |rank: usize| match rank == me {
-            true => mine,
-            false => boards.payload(rank).wrapping_add(place),
-        };
-        self.fold(op, length, at, self.recv(0))
-    }
-
     /// This rank's stage for the next step.
-    fn own_stage(&self) -> *mut u8 {
+    pub(super) fn own_stage(&self) -> *mut u8 {
         self.shared.segment.stage(self.me(), *self.steps)
     }
 
@@ -163,7 +149,7 @@ impl Staged<'_> {
     }
 
     /// Meets everybody, and gives the number of the step.
-    fn step(&mut self) -> Result<u64> {
+    pub(super) fn step(&mut self) -> Result<u64> {
         let step = self.arrive();
         self.wait(step)?;
         Ok(step)
@@ -171,7 +157,7 @@ impl Staged<'_> {
 
     /// Carries blocks of at most `block` bytes, of `whole` in all: `fill` puts one into this rank's
     /// stage, and `drain` takes it from those of all ranks. Both get where the block begins.
-    fn carry(
+    pub(super) fn carry(
         &mut self,
         (block, whole): (usize, usize),
         fill: impl Fn(&Self, usize, *mut u8),
@@ -195,120 +181,8 @@ impl Staged<'_> {
         Ok(())
     }
 
-    fn stage(&self, rank: usize, step: u64) -> *const u8 {
+    pub(super) fn stage(&self, rank: usize, step: u64) -> *const u8 {
         self.shared.segment.stage(rank, step).cast_const()
-    }
-
-    /// Folds `bytes` of the inputs that `at` gives into `to`.
-    fn fold(
-        &mut self,
-        op: ReduceOp,
-        bytes: usize,
-        at: impl Fn(usize) -> *const u8,
-        to: *mut u8,
-    ) -> Result<()> {
-        let kind = (self.call.dtype, op);
-        let elements = bytes / self.unit();
-        let boards = self.boards;
-        let inputs = (0..self.ranks()).map(|rank| Input {
-            addr: at(rank),
-            scalar: boards.scalar(rank),
-        });
-        let to = std::iter::once(to);
-        // SAFETY: Inputs lie on boards and stages that nobody writes now, or are this rank's own;
-        // the target is this rank's, and apart from them or the same range as its own input.
-        unsafe { fold(kind, elements, inputs, to, self.scratch) }
-    }
-
-    fn reduce(&mut self, op: ReduceOp, count: usize, root: Option<usize>) -> Result<()> {
-        let bytes = count * self.unit();
-        let receives = root.is_none_or(|root| root == self.me());
-        if self.is_inline() {
-            if receives {
-                self.fold_inline(op, (0, bytes))?;
-            }
-            return Ok(());
-        }
-        let block = |begin: usize| BLOCK.min(bytes - begin);
-        if self.ranks() <= FOLD_ALL {
-            let fill = |own: &Self, begin: usize, stage| copy(own.send(begin), stage, block(begin));
-            return self.carry((BLOCK, bytes), fill, |own, begin, step| {
-                let (shared, me, mine) = (own.shared, own.me(), own.send(begin));
-                // Its own input is nearer where it came from.
-                let at = |rank: usize| match rank == me {
-                    true => mine,
-                    false => shared.segment.stage(rank, step).cast_const(),
-                };
-                match receives {
-                    true => own.fold(op, block(begin), at, own.recv(begin)),
-                    false => Ok(()),
-                }
-            });
-        }
-        for begin in (0..bytes).step_by(BLOCK) {
-            copy(self.send(begin), self.own_stage(), block(begin));
-            let step = self.step()?;
-            self.share_fold(op, (begin, block(begin)), step, receives)?;
-        }
-        Ok(())
-    }
-
-    /// Each rank folds its share of a block, and publishes it in a step of its own.
-    fn share_fold(
-        &mut self,
-        op: ReduceOp,
-        (begin, block): (usize, usize),
-        step: u64,
-        receives: bool,
-    ) -> Result<()> {
-        let share = block.div_ceil(self.ranks()).next_multiple_of(LINE);
-        let of = |rank: usize| {
-            let from = (share * rank).min(block);
-            (from, share.min(block - from))
-        };
-        let (from, length) = of(self.me());
-        let to = self.own_stage();
-        let shared = self.shared;
-        let at = |rank| {
-            let stage = shared.segment.stage(rank, step);
-            stage.wrapping_add(from).cast_const()
-        };
-        self.fold(op, length, at, to)?;
-        let step = self.step()?;
-        if receives {
-            for rank in 0..self.ranks() {
-                let (from, length) = of(rank);
-                copy(self.stage(rank, step), self.recv(begin + from), length);
-            }
-        }
-        Ok(())
-    }
-
-    /// Every rank folds its own part; a step carries a piece of every part.
-    fn reduce_scatter(&mut self, op: ReduceOp) -> Result<()> {
-        let counts = self.call.counts;
-        if self.is_inline() {
-            return self.fold_inline(op, self.part(counts, self.me()));
-        }
-        let piece = BLOCK / self.ranks() / LINE * LINE;
-        let longest = self.longest(counts);
-        let now = |begin: usize, length: usize| piece.min(length.saturating_sub(begin));
-        let fill = |own: &Self, begin: usize, stage: *mut u8| {
-            for rank in 0..own.ranks() {
-                let (place, length) = own.part(counts, rank);
-                let to = stage.wrapping_add(rank * piece);
-                copy(own.send(place + begin.min(length)), to, now(begin, length));
-            }
-        };
-        self.carry((piece, longest), fill, |own, begin, step| {
-            let (shared, mine) = (own.shared, own.part(counts, own.me()).1);
-            let place = own.me() * piece;
-            let at = |rank| {
-                let stage = shared.segment.stage(rank, step);
-                stage.wrapping_add(place).cast_const()
-            };
-            own.fold(op, now(begin, mine), at, own.recv(begin.min(mine)))
-        })
     }
 
     /// Every rank publishes its input, and those who receive copy all.
@@ -327,14 +201,21 @@ impl Staged<'_> {
         let longest = self.longest(counts);
         let mine = self.part(counts, self.me()).1;
         let now = |begin: usize, length: usize| BLOCK.min(length.saturating_sub(begin));
+        let is_read = self.call.root() != Some(Rank::new(self.me()));
         let fill = |own: &Self, begin: usize, stage| {
-            copy(own.send(begin.min(mine)), stage, now(begin, mine));
+            if is_read {
+                copy(own.send(begin.min(mine)), stage, now(begin, mine));
+            }
         };
         self.carry((BLOCK, longest), fill, |own, begin, step| {
             for rank in (0..own.ranks()).filter(|_| receives(own)) {
                 let (place, length) = own.part(counts, rank);
                 let to = own.recv(place + begin.min(length));
-                copy(own.stage(rank, step), to, now(begin, length));
+                let from = match rank == own.me() {
+                    true => own.send(begin.min(length)),
+                    false => own.stage(rank, step),
+                };
+                copy(from, to, now(begin, length));
             }
             Ok(())
         })
@@ -367,7 +248,7 @@ impl Staged<'_> {
         let piece = BLOCK / self.ranks() / LINE * LINE;
         let now = |begin: usize, length: usize| piece.min(length.saturating_sub(begin));
         let fill = |own: &Self, begin: usize, stage: *mut u8| {
-            for to in (0..own.ranks()).filter(|_| sends_now) {
+            for to in (0..own.ranks()).filter(|&to| sends_now && to != own.me()) {
                 let (place, length) = sends(own, to);
                 let target = stage.wrapping_add(to * piece);
                 copy(
@@ -381,7 +262,10 @@ impl Staged<'_> {
             let mut place = 0;
             for from in sources(own.ranks()) {
                 let length = receives(own, from);
-                let part = own.stage(from, step).wrapping_add(own.me() * piece);
+                let part = match from == own.me() {
+                    true => own.send(sends(own, from).0 + begin.min(length)),
+                    false => own.stage(from, step).wrapping_add(own.me() * piece),
+                };
                 copy(
                     part,
                     own.recv(place + begin.min(length)),
@@ -406,7 +290,11 @@ impl Staged<'_> {
             }
         };
         self.carry((BLOCK, bytes), fill, |own, begin, step| {
-            copy(own.stage(root, step), own.recv(begin), block(begin));
+            let from = match own.me() == root {
+                true => own.send(begin),
+                false => own.stage(root, step),
+            };
+            copy(from, own.recv(begin), block(begin));
             Ok(())
         })
     }
@@ -414,7 +302,7 @@ impl Staged<'_> {
 
 /// Copies bytes between this rank's operands and the segment, or within an operand, which in place is
 /// to where they are.
-fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+pub(super) fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     if bytes > 0 && from != to.cast_const() {
         // SAFETY: By the caller of `Staged::run`, operands are valid and as long as the counts say,
         // and do not overlap but in place; boards and stages are as long as their constants, and no
