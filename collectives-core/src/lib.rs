@@ -38,6 +38,7 @@ pub mod path;
 pub mod rank;
 pub mod reduce;
 pub mod rendezvous;
+pub mod round;
 pub mod scratch;
 pub mod shared;
 pub mod split;

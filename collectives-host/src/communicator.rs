@@ -18,7 +18,6 @@ use collectives_core::stream::StreamRef;
 use collectives_core::symmetric::SymmetricMemory;
 
 use crate::capabilities;
-use crate::control::Round;
 use crate::device::HostDevice;
 use crate::endpoint::{BACKEND, Endpoint};
 use crate::messages::check_self_messages;
@@ -257,8 +256,7 @@ impl Communicator for HostCommunicator {
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
         let endpoint = Arc::clone(self.endpoint());
         self.windows
-            .control
-            .exchange(&*endpoint, Round::Agree, &mine.encode(), deadline)
+            .exchange("agree", &mine.encode(), deadline)
             .and_then(|all| all.iter().map(|bytes| Record::decode(bytes)).collect())
             .map_err(|error| endpoint.named(error.during("agree")))
     }

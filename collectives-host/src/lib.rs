@@ -16,7 +16,6 @@ mod capture;
 mod chunk;
 pub mod communicator;
 mod compare;
-mod control;
 pub mod device;
 mod endpoint;
 pub mod engine;

@@ -2,22 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use collectives_core::addr::{Addr, Operand, WindowId, WindowSlice};
-use collectives_core::agreement::{mismatch, odd_one_out};
 use collectives_core::collective::Collective;
 use collectives_core::device::Device;
 use collectives_core::error::{Error, Field, Misuse, Result};
 use collectives_core::memory::{KeepAlive, Memory};
 use collectives_core::rank::{CommId, Rank};
+use collectives_core::round::{self, Rounds};
 use collectives_core::symmetric::SymmetricMemory;
 
-use crate::control::{Control, Round};
 use crate::device::HostDevice;
 use crate::fabric::lock;
 use crate::model::Call;
 use crate::seat::{Reach, Seat};
-use crate::verdict::{self, Outcome};
+use crate::verdict::Outcome;
 
 /// A registered window. Graphs that captured an operation on it hold it too, so that a shutdown
 /// leaves it to them; one that is retired before goes at once, whatever graphs hold it.
@@ -45,13 +45,13 @@ impl Window {
     }
 }
 
-/// The windows registered now, and the order of control calls.
+/// The windows registered now, and the rounds of their communicator.
 #[derive(Debug)]
 pub(crate) struct Windows {
     comm: CommId,
     seat: Arc<dyn Seat>,
     device: Arc<HostDevice>,
-    pub(crate) control: Control,
+    rounds: Rounds,
     /// The next ordinal; never reused.
     next: u64,
     live: BTreeMap<WindowId, Arc<Window>>,
@@ -67,7 +67,7 @@ impl Windows {
             comm,
             seat,
             device,
-            control: Control::default(),
+            rounds: Rounds::new("host/control"),
             next: 0,
             live: BTreeMap::new(),
             by_address: Vec::new(),
@@ -205,13 +205,31 @@ impl Windows {
         }
         // Reaching is local and may fail on one rank alone.
         let local = reached.as_ref().map(|_| ()).map_err(|&outcome| outcome);
-        let mine = verdict::encode(&local, [0, 0]);
-        let deadline = self.seat.deadline();
-        self.control
-            .exchange(&*self.seat, Round::Reach, &mine, deadline)
-            .and_then(|all| verdict::decode(&all))
+        self.round("the end of register", local.map(|()| []))
             .map_err(|error| self.named(error, "register"))?;
         reached.map_err(|_| self.named(Misuse::UnknownWindow.into(), "register"))
+    }
+
+    /// Gives every rank the bytes of every rank, or the same error to all.
+    pub(crate) fn exchange(
+        &self,
+        call: &str,
+        mine: &[u8],
+        deadline: Duration,
+    ) -> Result<Vec<Vec<u8>>> {
+        self.seat.check_open()?;
+        self.rounds.run(self.seat.bootstrap(), call, mine, deadline)
+    }
+
+    fn round<const N: usize>(
+        &self,
+        call: &str,
+        mine: Result<[u64; N], Outcome>,
+    ) -> Result<Vec<[u64; N]>> {
+        self.seat.check_open()?;
+        let deadline = self.seat.deadline();
+        self.rounds
+            .agree(self.seat.bootstrap(), call, mine, deadline)
     }
 
     fn named(&self, error: Error, operation: &'static str) -> Error {
@@ -243,18 +261,15 @@ impl SymmetricMemory for Windows {
         self.seat.check_open()?;
         let local = self.check_registrable(memory);
         let word = self.seat.word_of(memory).unwrap_or(0);
-        let mine = verdict::encode(&local, [memory.bytes() as u64, word]);
-        let deadline = self.seat.deadline();
+        let mine = local.map(|()| [memory.bytes() as u64, word]);
+        let said = |all: Vec<[u64; 2]>| {
+            round::equal(all.iter().map(|[bytes, _]| *bytes), Field::Bytes)?;
+            Ok(all)
+        };
         let all = self
-            .control
-            .exchange(&*self.seat, Round::Register, &mine, deadline)
-            .and_then(|all| verdict::decode(&all))
+            .round("register", mine)
+            .and_then(said)
             .map_err(|error| self.named(error, "register"))?;
-        let bytes: Vec<_> = all.iter().map(|[bytes, _]| *bytes).collect();
-        if let Some((odd, usual)) = odd_one_out(&bytes) {
-            let (theirs, ours) = (bytes[odd].to_string(), bytes[usual].to_string());
-            return Err(self.named(mismatch(odd, Field::Bytes, theirs, ours), "register"));
-        }
         let words: Vec<_> = all.iter().map(|[_, word]| *word).collect();
         let (peers, reach) = self.reach(memory, &words)?;
         Ok(self.insert(memory, peers, reach))
@@ -269,18 +284,9 @@ impl SymmetricMemory for Windows {
         } else {
             Ok(())
         };
-        let mine = verdict::encode(&local, [window.0, 0]);
-        let deadline = self.seat.deadline();
-        let all = self
-            .control
-            .exchange(&*self.seat, Round::Retire, &mine, deadline)
-            .and_then(|all| verdict::decode(&all))
+        self.round("retire", local.map(|()| [window.0]))
+            .and_then(|all| round::equal(all.into_iter().flatten(), Field::Window))
             .map_err(|error| self.named(error, "retire"))?;
-        let ordinals: Vec<_> = all.iter().map(|[ordinal, _]| *ordinal).collect();
-        if let Some((odd, usual)) = odd_one_out(&ordinals) {
-            let (theirs, ours) = (ordinals[odd].to_string(), ordinals[usual].to_string());
-            return Err(self.named(mismatch(odd, Field::Window, theirs, ours), "retire"));
-        }
         self.seat.window_closed(window);
         self.by_address.retain(|other| other.id != window);
         if let Some(window) = self.live.remove(&window) {

@@ -12,12 +12,12 @@ use collectives_core::device::Device;
 use collectives_core::error::{Error, Misuse, Result, Unsupported};
 use collectives_core::memory::Memory;
 use collectives_core::rank::CommId;
+use collectives_core::round::Rounds;
 use collectives_core::split;
 use collectives_core::stream::StreamRef;
 use collectives_core::symmetric::SymmetricMemory;
 use nccl_sys::Version;
 
-use crate::control::{Exchange, Round};
 use crate::device::{CudaDevice, vmm::Blocks};
 use crate::enqueue::{Site, is_refused};
 use crate::error::BACKEND;
@@ -50,7 +50,7 @@ pub struct NcclCommunicator {
     cuda: Arc<CudaDevice>,
     state: Arc<State>,
     windows: Windows,
-    exchange: Arc<Exchange>,
+    rounds: Arc<Rounds>,
     /// The word that barriers reduce.
     barrier: Memory,
     splits: u64,
@@ -95,7 +95,7 @@ impl NcclCommunicator {
             token,
         };
         let forced = state.options.algorithm != Algorithm::Auto;
-        let exchange = Arc::new(Exchange::default());
+        let rounds = Arc::new(Rounds::new("nccl"));
         Ok(Self {
             capabilities: Capabilities {
                 symmetric,
@@ -108,13 +108,13 @@ impl NcclCommunicator {
                 info.id,
                 Arc::clone(&state),
                 Arc::clone(&cuda),
-                Arc::clone(&exchange),
+                Arc::clone(&rounds),
             ),
             device: Arc::clone(&cuda) as Arc<dyn Device>,
             cuda,
             info,
             state,
-            exchange,
+            rounds,
             barrier,
             splits: 0,
             insists: false,
@@ -262,8 +262,9 @@ impl Communicator for NcclCommunicator {
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
         self.state.check_open()?;
-        self.exchange
-            .run(&self.state, Round::Agree, &mine.encode(), deadline)
+        self.rounds
+            .run(&*self.state.bootstrap, "agree", &mine.encode(), deadline)
+            .map_err(|error| self.state.own_failure(error))
             .and_then(|all| all.iter().map(|bytes| Record::decode(bytes)).collect())
             .map_err(|error: Error| self.state.note(error.during("agree")))
     }
@@ -313,8 +314,9 @@ impl Communicator for NcclCommunicator {
             }
             // Nobody deregisters a window that another rank still works on.
             Ok(()) => self
-                .exchange
-                .run(&self.state, Round::Shutdown, &[], deadline)
+                .rounds
+                .run(&*self.state.bootstrap, "shutdown", &[], deadline)
+                .map_err(|error| self.state.own_failure(error))
                 .map(drop),
         };
         if let Err(error) = &ready {

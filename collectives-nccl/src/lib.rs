@@ -55,7 +55,6 @@
 mod addresses;
 mod call;
 pub mod communicator;
-mod control;
 mod convert;
 pub mod device;
 mod driver;

@@ -202,6 +202,14 @@ impl State {
         self.named(error)
     }
 
+    /// The error of a round; what this rank published itself is no failure of a peer.
+    pub(crate) fn own_failure(&self, error: Error) -> Error {
+        match (error.kind(), self.health()) {
+            (ErrorKind::PeerFailed { rank, .. }, Err(own)) if *rank == self.rank() => own,
+            _ => error,
+        }
+    }
+
     pub(crate) fn named(&self, error: Error) -> Error {
         error.on_backend(BACKEND).on_rank(self.rank())
     }

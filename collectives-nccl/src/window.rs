@@ -4,21 +4,20 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard};
 
 use collectives_core::addr::{Addr, Operand, WindowId, WindowSlice};
-use collectives_core::agreement::{mismatch, odd_one_out};
 use collectives_core::device::Device;
 use collectives_core::error::{Error, Field, Misuse, Result, Unsupported};
 use collectives_core::memory::{KeepAlive, Memory};
 use collectives_core::rank::{CommId, Rank};
+use collectives_core::round::{self, Rounds};
 use collectives_core::symmetric::SymmetricMemory;
 use nccl_sys::WindowFlags;
 
 use crate::addresses;
-use crate::control::{Exchange, Round};
 use crate::convert;
 use crate::device::{CudaDevice, address};
 use crate::error::nccl_error;
 use crate::state::{State, lock};
-use crate::verdict::{self, Outcome};
+use crate::verdict::Outcome;
 
 /// `NCCL_WIN_REQUIRED_ALIGNMENT`.
 const ALIGNMENT: usize = 4096;
@@ -39,7 +38,7 @@ pub(crate) struct Windows {
     comm: CommId,
     state: Arc<State>,
     device: Arc<CudaDevice>,
-    exchange: Arc<Exchange>,
+    rounds: Arc<Rounds>,
     /// The next ordinal; never reused.
     next: u64,
 }
@@ -49,13 +48,13 @@ impl Windows {
         comm: CommId,
         state: Arc<State>,
         device: Arc<CudaDevice>,
-        exchange: Arc<Exchange>,
+        rounds: Arc<Rounds>,
     ) -> Self {
         Self {
             comm,
             state,
             device,
-            exchange,
+            rounds,
             next: 0,
         }
     }
@@ -151,29 +150,27 @@ impl Windows {
     }
 
     /// The words of all ranks after one round, or the same error everywhere.
-    fn round(&self, round: Round, local: &Result<(), Outcome>, word: u64) -> Result<Vec<u64>> {
-        let mine = verdict::encode(local, word);
-        let deadline = self.state.options.deadline;
-        let all = self.exchange.run(&self.state, round, &mine, deadline)?;
-        verdict::decode(&all)
+    fn round<const N: usize>(
+        &self,
+        call: &str,
+        mine: Result<[u64; N], Outcome>,
+    ) -> Result<Vec<[u64; N]>> {
+        let state = &*self.state;
+        self.rounds
+            .agree(&*state.bootstrap, call, mine, state.options.deadline)
+            .map_err(|error| state.own_failure(error))
     }
 
     fn register_checked(&mut self, memory: &Memory) -> Result<WindowId> {
-        let all = self.round(
-            Round::Register,
-            &self.check_registrable(memory),
-            memory.bytes() as u64,
-        )?;
-        if let Some((odd, usual)) = odd_one_out(&all) {
-            let (theirs, ours) = (all[odd].to_string(), all[usual].to_string());
-            return Err(mismatch(odd, Field::Bytes, theirs, ours));
-        }
+        let mine = self.check_registrable(memory);
+        let all = self.round("register", mine.map(|()| [memory.bytes() as u64]))?;
+        round::equal(all.into_iter().flatten(), Field::Bytes)?;
         let native = self.register_native(memory)?;
         let local = match native.is_null() {
             true => Err(Outcome::NullWindow),
             false => Ok(()),
         };
-        if let Err(error) = self.round(Round::Registered, &local, 0) {
+        if let Err(error) = self.round("the end of register", local.map(|()| [])) {
             if local.is_ok() {
                 self.deregister(native)?;
             }
@@ -230,11 +227,8 @@ impl Windows {
             true => Ok(()),
             false => Err(Outcome::UnknownWindow),
         };
-        let all = self.round(Round::Retire, &local, window.0)?;
-        if let Some((odd, usual)) = odd_one_out(&all) {
-            let (theirs, ours) = (all[odd].to_string(), all[usual].to_string());
-            return Err(mismatch(odd, Field::Window, theirs, ours));
-        }
+        let all = self.round("retire", local.map(|()| [window.0]))?;
+        round::equal(all.into_iter().flatten(), Field::Window)?;
         let removed = self.live().remove(&window);
         match removed {
             Some(window) => self.deregister(window.native),

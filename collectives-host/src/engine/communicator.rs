@@ -24,7 +24,6 @@ use super::health::Health;
 use super::neighbours::Neighbours;
 use super::node::EngineNode;
 use super::transport::{Ranks, Transport};
-use crate::control::Round;
 use crate::device::HostDevice;
 use crate::messages::check_self_messages;
 use crate::node::Calls;
@@ -271,8 +270,7 @@ impl<T: Transport> Communicator for Engine<T> {
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
         let endpoint = Arc::clone(self.endpoint());
         self.windows
-            .control
-            .exchange(&*endpoint, Round::Agree, &mine.encode(), deadline)
+            .exchange("agree", &mine.encode(), deadline)
             .and_then(|all| all.iter().map(|bytes| Record::decode(bytes)).collect())
             .map_err(|error| endpoint.health.named(error.during("agree")))
     }
