@@ -5,6 +5,7 @@
 //! # Map
 //!
 //! * Users call [`Collectives`](collectives::Collectives): typed, checked, safe.
+//! * A framework runs kernels of its own beside them through [`kernel::launch`].
 //! * A backend implements [`Communicator`](communicator::Communicator),
 //!   [`Device`](device::Device) and, where it has windows,
 //!   [`SymmetricMemory`](symmetric::SymmetricMemory).
@@ -30,6 +31,7 @@ pub mod file_store;
 mod forward;
 pub mod graph;
 pub mod in_process;
+pub mod kernel;
 pub mod layered;
 pub mod memory;
 pub mod no_scratch;

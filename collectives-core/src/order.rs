@@ -3,7 +3,46 @@
 use crate::device::Device;
 use crate::error::{Misuse, Result};
 use crate::memory::Memory;
-use crate::stream::StreamRef;
+use crate::stream::{Stream, StreamRef};
+
+/// Runs `enqueue` with `stream` ordered after the last user of each memory; while the stream
+/// captures, its graph becomes an owner of each instead, and replays are ordered when they are
+/// launched.
+pub(crate) fn used<R>(
+    device: &dyn Device,
+    memories: &mut [&Memory],
+    stream: &Stream,
+    enqueue: impl FnOnce() -> Result<R>,
+) -> Result<R> {
+    if stream.device() != device.id() {
+        return Err(Misuse::WrongDevice { what: "the stream" }.into());
+    }
+    match device.capture_state(stream)? {
+        Some(_) => {
+            retained(device, memories, stream)?;
+            enqueue()
+        }
+        None => exclusively(device, memories, stream, enqueue),
+    }
+}
+
+/// Makes the graph that `stream` captures an owner of each memory, or of none.
+pub(crate) fn retained(
+    device: &dyn Device,
+    memories: &[&Memory],
+    stream: &StreamRef,
+) -> Result<()> {
+    if let Some(memory) = memories
+        .iter()
+        .find(|memory| memory.device() != device.id())
+    {
+        tracing::debug!(?memory, "memory of another device");
+        return Err(Misuse::WrongDevice { what: "the memory" }.into());
+    }
+    memories
+        .iter()
+        .try_for_each(|&memory| device.retain(stream, memory.clone()))
+}
 
 /// Runs `enqueue` with `stream` ordered after the last user of each memory, and makes `stream`
 /// their last user. Sorts `memories`.

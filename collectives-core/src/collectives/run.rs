@@ -162,13 +162,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         let Self { comm, device, .. } = self;
         let device = &**device;
         if capture.is_some() {
-            if let Some(memory) = owners.iter().find(|memory| memory.device() != device.id()) {
-                tracing::debug!(?memory, "memory of another device");
-                return Err(Misuse::WrongDevice { what: "the memory" }.into());
-            }
-            for memory in owners.iter() {
-                device.retain(stream, (*memory).clone())?;
-            }
+            order::retained(device, owners, stream)?;
             return enqueue_all(comm, device, staged, stream);
         }
         if let Some(lease) = lease {

@@ -4,6 +4,7 @@
 mod disagreement;
 mod failure;
 mod graphs;
+mod kernels;
 mod lifetime;
 mod operations;
 mod paths;
