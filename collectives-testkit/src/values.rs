@@ -88,6 +88,47 @@ pub fn largest<T: Exact>(ranks: usize, count: usize, round: usize) -> Vec<T> {
     (0..count).map(|index| T::of(at(index))).collect()
 }
 
+/// The smallest of what ranks contribute.
+#[must_use]
+pub fn smallest<T: Exact>(ranks: usize, count: usize, round: usize) -> Vec<T> {
+    let at = |index| {
+        (0..ranks)
+            .map(|rank| small::<T>(rank, ranks, index, round))
+            .min()
+            .unwrap_or(0)
+    };
+    (0..count).map(|index| T::of(at(index))).collect()
+}
+
+/// The factor that a rank contributes at an index: one rank's is three, another's two, and the rest
+/// are ones, so that every product of some of them is a value of every type.
+fn factor(rank: usize, ranks: usize, index: usize, round: usize) -> u32 {
+    let turn = index + round;
+    match rank {
+        rank if rank == turn % ranks => 3,
+        rank if rank == (turn / 2 + 1) % ranks => 2,
+        _ => 1,
+    }
+}
+
+/// What a rank contributes to a product.
+#[must_use]
+pub fn factors<T: Exact>(rank: usize, ranks: usize, count: usize, round: usize) -> Vec<T> {
+    let at = |index| T::of(factor(rank, ranks, index, round));
+    (0..count).map(at).collect()
+}
+
+/// The product of what all ranks contribute to it.
+#[must_use]
+pub fn product<T: Exact>(ranks: usize, count: usize, round: usize) -> Vec<T> {
+    let at = |index| {
+        (0..ranks)
+            .map(|rank| factor(rank, ranks, index, round))
+            .product()
+    };
+    (0..count).map(|index| T::of(at(index))).collect()
+}
+
 /// A small generator for random schedules, the same everywhere for the same seed.
 #[derive(Clone, Copy, Debug)]
 pub struct Dice(u64);
@@ -111,6 +152,21 @@ impl Dice {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn products_are_exact_in_the_narrowest_types() {
+        for ranks in 1..=8 {
+            let expected = product::<F8E5M2>(ranks, 100, 3);
+            let of = |rank| factors::<F8E5M2>(rank, ranks, 100, 3);
+            let parts: Vec<_> = (0..ranks).map(of).collect();
+            for index in 0..100 {
+                let all: f32 = parts.iter().map(|part| part[index].to_f32()).product();
+                assert_eq!(all, expected[index].to_f32());
+            }
+            // Neither is a neighbour of the other, nor their sum.
+            assert!(ranks == 1 || expected.windows(2).any(|pair| pair[0] != pair[1]));
+        }
+    }
 
     #[test]
     fn sums_are_exact_in_the_narrowest_types() {

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use collectives_core::error::Result;
+use collectives_core::error::{CaptureFault, Error, Result};
 use collectives_core::memory::Memory;
 use collectives_core::rank::{CaptureId, StreamId};
 
@@ -32,6 +32,8 @@ struct Capture {
     origin: Option<StreamId>,
     /// What the graph has a user object for, by address of the counted object.
     owned: HashSet<u64>,
+    /// Streams that forked and have not joined. One that joined still captures, until the end.
+    branches: Vec<StreamId>,
     contents: Contents,
 }
 
@@ -67,6 +69,25 @@ impl Captures {
         match captures.iter().position(|capture| capture.id == id) {
             Some(position) => captures.swap_remove(position).contents,
             None => Contents::default(),
+        }
+    }
+
+    /// A stream becomes a branch; not if it is one.
+    pub(crate) fn fork(&self, id: CaptureId, branch: StreamId) -> Result<()> {
+        let mut captures = self.lock();
+        let capture = remember(&mut captures, id);
+        if capture.branches.contains(&branch) || capture.origin == Some(branch) {
+            return Err(Error::capture(CaptureFault::AlreadyCapturing));
+        }
+        capture.branches.push(branch);
+        Ok(())
+    }
+
+    /// A branch is none any more, and may be one again.
+    pub(crate) fn join(&self, id: CaptureId, branch: StreamId) {
+        let mut captures = self.lock();
+        if let Some(capture) = captures.iter_mut().find(|capture| capture.id == id) {
+            capture.branches.retain(|&open| open != branch);
         }
     }
 
@@ -136,6 +157,7 @@ impl Capture {
             id,
             origin,
             owned: HashSet::new(),
+            branches: Vec::new(),
             contents: Contents::default(),
         }
     }

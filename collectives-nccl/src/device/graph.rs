@@ -8,7 +8,7 @@ use collectives_core::error::{CaptureFault, Error, ErrorKind, Misuse, Result};
 use collectives_core::graph::{GraphExecutable, GraphTemplate, Graphs};
 use collectives_core::memory::Memory;
 use collectives_core::rank::CaptureId;
-use collectives_core::stream::StreamRef;
+use collectives_core::stream::{StreamHandle, StreamRef};
 
 use super::CudaDevice;
 use super::captures::Contents;
@@ -61,15 +61,22 @@ unsafe impl Graphs for CudaDevice {
             stream_of(self.shared.id, trunk)?,
             stream_of(self.shared.id, branch)?,
         );
-        trunk.capturing()?.ok_or_else(not_capturing)?;
-        if branch.capturing()?.is_some() {
+        let capturing = trunk.capturing()?.ok_or_else(not_capturing)?;
+        let before = branch.capturing()?;
+        if before.is_some_and(|before| before.id != capturing.id) {
             return Err(Error::capture(CaptureFault::AlreadyCapturing));
         }
-        let _beginning = branch.lock_beginning();
-        let _current = self.shared.context.enter()?;
-        branch.mark()?;
-        let event = Event::new(&self.shared)?;
-        self.order_between(trunk, branch, event.raw)
+        self.shared.captures.fork(capturing.id, branch.id())?;
+        let forked = || {
+            let _beginning = branch.lock_beginning();
+            let _current = self.shared.context.enter()?;
+            if before.is_none() {
+                branch.mark()?;
+            }
+            let event = Event::new(&self.shared)?;
+            self.order_between(trunk, branch, event.raw)
+        };
+        forked().inspect_err(|_| self.shared.captures.join(capturing.id, branch.id()))
     }
 
     unsafe fn join(&self, trunk: &StreamRef, branch: &StreamRef) -> Result<()> {
@@ -84,7 +91,9 @@ unsafe impl Graphs for CudaDevice {
         }
         let _current = self.shared.context.enter()?;
         let event = Event::new(&self.shared)?;
-        self.order_between(branch, trunk, event.raw)
+        self.order_between(branch, trunk, event.raw)?;
+        self.shared.captures.join(one.id, branch.id());
+        Ok(())
     }
 
     unsafe fn end(&self, stream: &StreamRef) -> Result<Box<dyn GraphTemplate>> {

@@ -133,6 +133,14 @@ impl<'c, T: Exact> Layer<'c, T> {
                 rig.input(total, round),
                 values::largest(ranks, total, round),
             ),
+            ReduceOp::Min => (
+                rig.input(total, round),
+                values::smallest(ranks, total, round),
+            ),
+            ReduceOp::Product => (
+                values::factors(rig.rank(), ranks, total, round),
+                values::product(ranks, total, round),
+            ),
             _ => (rig.input(total, round), values::sum(ranks, total, round)),
         };
         self.whole.write(&input, rig.stream())?;
@@ -184,7 +192,13 @@ fn shards<T: Exact>(rig: &Rig<'_>, handle: &mut Handle, memory: Memory, in_place
     for counts in [even, uneven] {
         let mut layer = Layer::<T>::new(rig, handle, memory, &counts, in_place)?;
         layer.gather(rig, handle, 1)?;
-        for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Average] {
+        for op in [
+            ReduceOp::Sum,
+            ReduceOp::Max,
+            ReduceOp::Average,
+            ReduceOp::Min,
+            ReduceOp::Product,
+        ] {
             layer.scatter(rig, handle, op, 2)?;
         }
     }
@@ -294,7 +308,9 @@ fn captured(rig: &mut Rig<'_>) -> Outcome {
         let mut next = Layer::<u32>::new(rig, &mut handle, memory, &counts, false)?;
         let mut previous = Layer::<u32>::new(rig, &mut handle, memory, &counts, true)?;
         let mut branch = rig.device().create_stream()?;
-        // The gather of the next layer beside the scatter of the previous.
+        let mut last = Layer::<u32>::new(rig, &mut handle, memory, &counts, false)?;
+        // The gather of the next layer beside the scatter of the previous, and, on the same branch
+        // again, one of what was gathered then.
         let (graph, ()) = rig.capture(|capture| {
             capture.branch(&mut branch, |branch| {
                 let Layer { shard, whole, .. } = &mut next;
@@ -302,6 +318,11 @@ fn captured(rig: &mut Rig<'_>) -> Outcome {
                 let Layer { shard, whole, .. } = &mut previous;
                 let trunk = capture.stream();
                 handle.reduce_scatter_v(whole, shard, &counts, ReduceOp::Sum, trunk)?;
+                Ok(())
+            })?;
+            capture.branch(&mut branch, |branch| {
+                let (whole, shard) = (&next.whole, &mut last.shard);
+                handle.reduce_scatter_v(whole, shard, &counts, ReduceOp::Max, branch)?;
                 Ok(())
             })
         })?;
@@ -319,8 +340,11 @@ fn captured(rig: &mut Rig<'_>) -> Outcome {
             let sum = values::sum::<u32>(rig.ranks(), total, round + 10);
             let mine = &sum[previous.mine.clone()];
             rig.expect_all("replayed gradients", &previous.shard, mine, stream)?;
+            // All ranks gathered the same, so that is the largest of it.
+            let mine = &parameters[last.mine.clone()];
+            rig.expect_all("what the branch made next", &last.shard, mine, stream)?;
         }
-        drop((graph, next, previous));
+        drop((graph, next, previous, last));
         rig.finish(handle)?;
     }
     Ok(())
