@@ -1,9 +1,9 @@
-//! Kept bytes over steps, a line a policy, as SVG.
+//! Kept bytes or other numbers over steps, a line each, as SVG.
 //!
 //! The picture is small enough to write by hand: two axes with round numbers, a line that rises where
-//! a slot was registered, and the name of each policy where its line ends.
+//! a slot was registered or goes from number to number, and the name of each where its line ends.
 
-use std::fmt::{self, Write};
+use std::fmt;
 use std::path::Path;
 use std::{fs, io};
 
@@ -30,23 +30,38 @@ pub struct Plot {
     title: String,
     /// What the steps are, in the plural.
     steps: String,
-    lines: Vec<(String, Vec<usize>)>,
+    /// What the numbers are, where they are not bytes.
+    quantity: Option<String>,
+    lines: Vec<(String, Vec<f64>)>,
 }
 
 impl Plot {
-    /// An empty picture, over steps that are called so, in the plural.
+    /// An empty picture of kept bytes, over steps that are called so, in the plural.
     #[must_use]
     pub fn new(title: impl Into<String>, steps: impl Into<String>) -> Self {
         Self {
             title: title.into(),
             steps: steps.into(),
+            quantity: None,
             lines: Vec::new(),
         }
     }
 
+    /// Numbers that are not bytes but this.
+    #[must_use]
+    pub fn of(mut self, quantity: impl Into<String>) -> Self {
+        self.quantity = Some(quantity.into());
+        self
+    }
+
     /// Adds the bytes that a policy kept after each step.
     pub fn line(&mut self, name: impl Into<String>, bytes: Vec<usize>) {
-        self.lines.push((name.into(), bytes));
+        self.curve(name, bytes.into_iter().map(real).collect());
+    }
+
+    /// Adds a number for each step, none of them below zero.
+    pub fn curve(&mut self, name: impl Into<String>, numbers: Vec<f64>) {
+        self.lines.push((name.into(), numbers));
     }
 
     /// Writes the picture into a file.
@@ -59,12 +74,17 @@ impl Plot {
     }
 
     fn scale(&self) -> Scale {
-        let steps = self.lines.iter().map(|(_, bytes)| bytes.len()).max();
-        let most = self.lines.iter().flat_map(|(_, bytes)| bytes).max();
+        let steps = self.lines.iter().map(|(_, numbers)| numbers.len()).max();
+        let numbers = self.lines.iter().flat_map(|(_, numbers)| numbers);
+        let finite = numbers.copied().filter(|number| number.is_finite());
+        let most = finite.fold(0.0, f64::max);
         Scale {
             steps: steps.unwrap_or(0).max(1),
-            unit: Unit::of(most.copied().unwrap_or(0)),
-            most: most.copied().unwrap_or(0).max(1),
+            unit: match &self.quantity {
+                None => Unit::of_bytes_up_to(most),
+                Some(_) => Unit::PLAIN,
+            },
+            most: if most > 0.0 { most } else { 1.0 },
         }
     }
 }
@@ -85,16 +105,27 @@ impl fmt::Display for Plot {
             f,
             r#"<text x="{LEFT}" y="30" font-size="18">{title}</text>"#
         )?;
-        scale.draw_axes(f, &escaped(&self.steps))?;
+        let bytes = format!("mapped bytes kept a rank, {}", scale.unit.name);
+        let quantity = self.quantity.as_ref().unwrap_or(&bytes);
+        scale.draw_axes(f, &escaped(&self.steps), &escaped(quantity))?;
         // Lines that end at one height are named below each other.
         let mut ends: Vec<_> = self.lines.iter().enumerate().collect();
-        ends.sort_by_key(|(_, (_, bytes))| std::cmp::Reverse(bytes.last().copied()));
+        let end = |numbers: &[f64]| numbers.last().copied().unwrap_or(0.0);
+        ends.sort_by(|(_, (_, one)), (_, (_, other))| end(other).total_cmp(&end(one)));
         let mut lowest = f64::MIN;
         let narrower = (WIDEST - NARROWEST) / real(ends.len().max(2) - 1);
-        for (place, (index, (name, bytes))) in ends.into_iter().enumerate() {
+        for (place, (index, (name, numbers))) in ends.into_iter().enumerate() {
             let color = COLORS[index % COLORS.len()];
-            scale.draw_line(f, bytes, color, WIDEST - narrower * real(place))?;
-            let last = bytes.last().copied().unwrap_or(0);
+            let width = WIDEST - narrower * real(place);
+            let path = match self.quantity {
+                None => scale.stairs(numbers),
+                Some(_) => scale.curve(numbers),
+            };
+            writeln!(
+                f,
+                r#"<path d="{path}" fill="none" stroke="{color}" stroke-width="{width:.1}"/>"#
+            )?;
+            let last = end(numbers);
             let y = (scale.y(last) + 5.0).max(lowest + LINE_HEIGHT);
             lowest = y;
             let (x, name, kept) = (RIGHT + 10.0, escaped(name), scale.unit.text(last));
@@ -112,7 +143,7 @@ struct Scale {
     /// Steps of the longest line; what was kept after one stays until the next.
     steps: usize,
     unit: Unit,
-    most: usize,
+    most: f64,
 }
 
 impl Scale {
@@ -120,14 +151,14 @@ impl Scale {
         LEFT + (RIGHT - LEFT) * real(step) / real(self.steps)
     }
 
-    fn y(&self, bytes: usize) -> f64 {
-        BOTTOM - (BOTTOM - TOP) * real(bytes) / real(self.most)
+    /// What is no number goes to the upper edge.
+    fn y(&self, number: f64) -> f64 {
+        BOTTOM - (BOTTOM - TOP) * number.min(self.most) / self.most
     }
 
-    fn draw_axes(&self, f: &mut fmt::Formatter<'_>, steps: &str) -> fmt::Result {
-        let unit = self.unit;
-        for tick in ticks(unit.of_bytes(self.most)) {
-            let y = BOTTOM - (BOTTOM - TOP) * tick * unit.bytes / real(self.most);
+    fn draw_axes(&self, f: &mut fmt::Formatter<'_>, steps: &str, quantity: &str) -> fmt::Result {
+        for tick in ticks(self.most / self.unit.size) {
+            let y = self.y(tick * self.unit.size);
             writeln!(
                 f,
                 r##"<path d="M{LEFT} {y:.1}H{RIGHT}" stroke="#ddd"/><text x="{}" y="{:.1}" text-anchor="end">{tick}</text>"##,
@@ -158,68 +189,74 @@ impl Scale {
         )?;
         writeln!(
             f,
-            r#"<text transform="translate(24 {}) rotate(-90)" text-anchor="middle">mapped bytes kept a rank, {}</text>"#,
+            r#"<text transform="translate(24 {}) rotate(-90)" text-anchor="middle">{quantity}</text>"#,
             f64::midpoint(TOP, BOTTOM),
-            unit.name
         )
     }
 
     /// A line that stays level between steps.
-    fn draw_line(
-        &self,
-        f: &mut fmt::Formatter<'_>,
-        bytes: &[usize],
-        color: &str,
-        width: f64,
-    ) -> fmt::Result {
+    fn stairs(&self, numbers: &[f64]) -> String {
         let mut path = String::new();
         let mut last = None;
-        for (step, &kept) in bytes.iter().enumerate() {
+        for (step, &kept) in numbers.iter().enumerate() {
             let (x, y) = (self.x(step), self.y(kept));
             match last {
-                None => write!(path, "M{x:.1} {y:.1}")?,
-                Some(before) if before != kept => write!(path, "H{x:.1}V{y:.1}")?,
+                None => path.push_str(&format!("M{x:.1} {y:.1}")),
+                Some(before) if before != kept => path.push_str(&format!("H{x:.1}V{y:.1}")),
                 Some(_) => {}
             }
             last = Some(kept);
         }
         if last.is_some() {
-            write!(path, "H{:.1}", self.x(bytes.len()))?;
+            path.push_str(&format!("H{:.1}", self.x(numbers.len())));
         }
-        writeln!(
-            f,
-            r#"<path d="{path}" fill="none" stroke="{color}" stroke-width="{width:.1}"/>"#
-        )
+        path
+    }
+
+    /// A line from number to number.
+    fn curve(&self, numbers: &[f64]) -> String {
+        let point = |(step, &number): (usize, &f64)| {
+            let letter = if step == 0 { 'M' } else { 'L' };
+            format!("{letter}{:.1} {:.1}", self.x(step), self.y(number))
+        };
+        numbers.iter().enumerate().map(point).collect()
     }
 }
 
-/// What bytes are counted in.
+/// What is counted in.
 #[derive(Clone, Copy, Debug)]
 struct Unit {
     name: &'static str,
-    bytes: f64,
+    size: f64,
+    /// Digits behind the point, at most.
+    digits: i32,
 }
 
 impl Unit {
+    /// Numbers as they are.
+    const PLAIN: Self = Self {
+        name: "",
+        size: 1.0,
+        digits: 4,
+    };
+
     /// The largest unit of which there are two or more.
-    fn of(bytes: usize) -> Self {
+    fn of_bytes_up_to(most: f64) -> Self {
         let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
-        let fits = |&(_, power): &(&str, u32)| bytes >> power >= 2;
+        let fits = |&(_, power): &(&str, i32)| most / 2_f64.powi(power) >= 2.0;
         let (name, power) = units.into_iter().find(fits).unwrap_or(("bytes", 0));
         Self {
             name,
-            bytes: 2_f64.powi(i32::try_from(power).unwrap_or(0)),
+            size: 2_f64.powi(power),
+            digits: 2,
         }
     }
 
-    fn of_bytes(self, bytes: usize) -> f64 {
-        real(bytes) / self.bytes
-    }
-
-    /// With as many digits as it takes, at most two behind the point.
-    fn text(self, bytes: usize) -> String {
-        let hundredths = (self.of_bytes(bytes) * 100.0).round() / 100.0;
-        format!("{hundredths} {}", self.name)
+    /// With as many digits as it takes, up to a few.
+    fn text(self, number: f64) -> String {
+        let scale = 10_f64.powi(self.digits);
+        let rounded = (number / self.size * scale).round() / scale;
+        format!("{rounded} {}", self.name).trim_end().to_owned()
     }
 }
 
@@ -284,9 +321,32 @@ mod tests {
 
     #[test]
     fn numbers_have_the_digits_they_need() {
-        let unit = Unit::of(5 << 20);
-        let texts = [5 << 20, 640 << 10, (1 << 20) + 4096].map(|bytes| unit.text(bytes));
+        let unit = Unit::of_bytes_up_to(real(5 << 20));
+        let texts = [5 << 20, 640 << 10, (1 << 20) + 4096].map(|bytes| unit.text(real(bytes)));
         assert_eq!(texts, ["5 MiB", "0.63 MiB", "1 MiB"]);
+        assert_eq!(Unit::PLAIN.text(0.001_234), "0.0012");
+    }
+
+    #[test]
+    fn numbers_that_are_no_bytes_make_a_curve_with_their_name_on_the_axis() {
+        let mut plot = Plot::new("a run", "steps").of("mean loss");
+        plot.curve("ranks", vec![0.8, 0.4, 0.2, 0.2]);
+        plot.curve("one rank", vec![0.8, f64::NAN, 0.2, 0.0]);
+        let text = plot.to_string();
+        assert!(
+            text.contains(">mean loss<") && !text.contains("bytes"),
+            "{text}"
+        );
+        assert!(
+            text.contains("M90.0 60.0L250.0 265.0L410.0 367.5L570.0 367.5"),
+            "{text}"
+        );
+        assert!(
+            text.contains(">ranks 0.2<") && !text.contains("NaN"),
+            "{text}"
+        );
+        // From zero to eight tenths in round steps.
+        assert!(text.contains(">0.1<") && text.contains(">0.8<"), "{text}");
     }
 
     #[test]
