@@ -81,6 +81,11 @@ pub trait Gauge: fmt::Debug {
         0
     }
 
+    /// The GPU that the device is, by its number among those the process sees.
+    fn gpu(&self) -> Option<usize> {
+        None
+    }
+
     /// Ranks that share the device.
     fn sharers(&self) -> usize {
         1
@@ -171,6 +176,16 @@ impl Backend {
             #[cfg(target_os = "linux")]
             Self::Nccl => false,
             _ => true,
+        }
+    }
+
+    /// Whether memory is on a GPU.
+    #[must_use]
+    pub fn is_on_gpu(self) -> bool {
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Nccl => true,
+            _ => false,
         }
     }
 

@@ -21,21 +21,25 @@ pub(super) fn check() -> Result<()> {
 pub(super) fn join(world: &World, bootstrap: Arc<dyn Bootstrap>) -> Result<Joined> {
     let gpus = CudaDevice::count().max(1);
     let turn = |rank: usize| rank % gpus;
-    let device = CudaDevice::open(turn(world.local_rank))?;
+    let gpu = turn(world.local_rank);
+    let device = CudaDevice::open(gpu)?;
     let local = world.local_world_size.unwrap_or(world.world_size);
-    let sharers = (0..local)
-        .filter(|&rank| turn(rank) == turn(world.local_rank))
-        .count();
+    let sharers = (0..local).filter(|&rank| turn(rank) == gpu).count();
     let comm = NcclCommunicator::connect(bootstrap, Arc::clone(&device), Options::from_env())?;
     Ok(Joined {
         comm: Box::new(comm),
-        gauge: Box::new(Gpu { device, sharers }),
+        gauge: Box::new(Gpu {
+            device,
+            gpu,
+            sharers,
+        }),
     })
 }
 
 #[derive(Debug)]
 struct Gpu {
     device: Arc<CudaDevice>,
+    gpu: usize,
     sharers: usize,
 }
 
@@ -46,6 +50,10 @@ impl Gauge for Gpu {
 
     fn ordinary_bytes(&self) -> usize {
         self.device.ordinary_bytes()
+    }
+
+    fn gpu(&self) -> Option<usize> {
+        Some(self.gpu)
     }
 
     fn sharers(&self) -> usize {

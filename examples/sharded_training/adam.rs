@@ -1,9 +1,9 @@
 //! Adam on one shard.
 
-const RATE: f32 = 0.003;
-const BETA1: f32 = 0.9;
-const BETA2: f32 = 0.999;
-const EPSILON: f32 = 1e-8;
+pub(crate) const RATE: f32 = 0.003;
+pub(crate) const BETA1: f32 = 0.9;
+pub(crate) const BETA2: f32 = 0.999;
+pub(crate) const EPSILON: f32 = 1e-8;
 
 /// Master parameters and their moments, all `f32`.
 #[derive(Clone, Debug)]

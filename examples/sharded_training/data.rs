@@ -4,7 +4,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// Points of the data set.
-const POINTS: usize = 1024;
+pub(crate) const POINTS: usize = 1024;
 /// How often a spiral goes round.
 const TURNS: f32 = 1.5;
 /// The largest displacement of a point.

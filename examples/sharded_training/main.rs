@@ -5,11 +5,19 @@
 //! parameters are gathered, the next one's while this one computes; gradients are averaged and
 //! scattered while the layer before computes its own. One rank that knows no collective folds the
 //! same micro-batches in rank order, and every step is compared with it: bit for bit in f32, within a
-//! bound in bf16.
-#![forbid(unsafe_code)]
+//! bound in bf16, and where sums are made exact, bit for bit on every backend.
+//!
+//! The [`trainer`] has the order of a step, and an [`arithmetic`] its numbers: the host's, or a GPU's,
+//! where a whole step can be captured as one graph.
+#![deny(unsafe_code)]
 
 mod adam;
+mod arithmetic;
+#[cfg(target_os = "linux")]
+mod cuda;
 mod data;
+mod exact;
+mod host;
 mod layout;
 mod model;
 mod options;
@@ -47,10 +55,14 @@ fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
         // Another rank has the figures.
         return Ok(Vec::new());
     };
-    let single = single::train(options, Rounding::Never);
+    let reference = outcomes.first().and_then(|rank| rank.reference.clone());
+    let single = reference.unwrap_or_else(|| single::train(options, Rounding::Never));
     let layers = model::layers(options).into_iter();
     let parameters = layers.map(model::Layer::parameters).sum();
     let run = Run::new(options, parameters, &outcomes, &single)?;
+    if let Some(path) = &options.plot {
+        run.plot(&single).save(path)?;
+    }
     if options.json {
         println!("{}", serde_json::to_string_pretty(&run)?);
     } else {

@@ -15,10 +15,10 @@ use crate::precision::{Compute, rounded};
 /// One layer's shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layer {
-    inputs: usize,
-    outputs: usize,
+    pub(crate) inputs: usize,
+    pub(crate) outputs: usize,
     /// Whether its outputs are cut off at zero; those of the last layer are not.
-    activated: bool,
+    pub(crate) activated: bool,
 }
 
 /// The layers, in the order of the forward pass.
@@ -39,6 +39,11 @@ pub(crate) fn layers(options: &Options) -> Vec<Layer> {
 }
 
 impl Layer {
+    /// Weights, which come before the biases.
+    pub(crate) fn weights(self) -> usize {
+        self.inputs * self.outputs
+    }
+
     /// Parameters.
     pub(crate) fn parameters(self) -> usize {
         (self.inputs + 1) * self.outputs
@@ -54,25 +59,25 @@ impl Layer {
         random.set_stream(index as u64);
         let bound = (6.0 / self.inputs as f32).sqrt();
         let mut parameters = vec![0.0; self.parameters()];
-        for weight in &mut parameters[..self.inputs * self.outputs] {
+        for weight in &mut parameters[..self.weights()] {
             *weight = bound * (2.0 * uniform(&mut random) - 1.0);
         }
         parameters
     }
 
-    fn weights(self, parameters: &[f32]) -> ArrayView2<'_, f32> {
-        view(&parameters[..self.inputs * self.outputs], self.outputs)
+    fn matrix(self, parameters: &[f32]) -> ArrayView2<'_, f32> {
+        view(&parameters[..self.weights()], self.outputs)
     }
 
     /// The outputs for some inputs, rounded to the compute type.
     pub(crate) fn forward<T: Compute>(self, parameters: &[f32], inputs: &[f32]) -> Vec<f32> {
         let inputs = view(inputs, self.inputs);
         let mut outputs = Array2::zeros((inputs.nrows(), self.outputs));
-        let biases = &parameters[self.inputs * self.outputs..self.parameters()];
+        let biases = &parameters[self.weights()..self.parameters()];
         for mut row in outputs.rows_mut() {
             row.iter_mut().zip(biases).for_each(|(y, bias)| *y = *bias);
         }
-        general_mat_mul(1.0, &inputs, &self.weights(parameters), 1.0, &mut outputs);
+        general_mat_mul(1.0, &inputs, &self.matrix(parameters), 1.0, &mut outputs);
         outputs.mapv_inplace(|y| rounded::<T>(if self.activated { y.max(0.0) } else { y }));
         outputs.into_raw_vec_and_offset().0
     }
@@ -97,7 +102,7 @@ impl Layer {
         let mut of_parameters = of_weights.into_raw_vec_and_offset().0;
         of_parameters.extend(of_outputs.sum_axis(Axis(0)));
         let mut of_inputs = Array2::zeros((of_outputs.nrows(), self.inputs));
-        let weights = self.weights(parameters);
+        let weights = self.matrix(parameters);
         general_mat_mul(1.0, &of_outputs, &weights.t(), 0.0, &mut of_inputs);
         of_inputs.mapv_inplace(rounded::<T>);
         (of_parameters, of_inputs.into_raw_vec_and_offset().0)

@@ -1,12 +1,15 @@
 //! The command line.
 
 use std::error::Error;
+use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 use collectives_alloc::bytes::ByteSize;
 use collectives_core::collectives::Switch;
 use collectives_core::path::{Averaging, Fallback, Staging};
 use collectives_examples::backend::{self, Backend, Ranks};
+
+use crate::exact::RANKS;
 
 /// Trains a classifier whose parameters are sharded over ranks, and compares every step with one
 /// rank that folds all micro-batches.
@@ -18,7 +21,7 @@ pub(crate) struct Options {
     pub(crate) backend: Backend,
 
     /// Ranks: 1 to 32.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=32))]
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=i64::from(RANKS)))]
     pub(crate) ranks: u16,
 
     /// Optimiser steps.
@@ -65,6 +68,21 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value_t)]
     pub(crate) average: Average,
 
+    /// Where everything but the collectives is computed: on the GPU with the backend `nccl`, else on the
+    /// host, unless said.
+    #[arg(long, value_enum)]
+    pub(crate) arithmetic: Option<Place>,
+
+    /// Captures a whole step as one graph, after the first and after each switch, and replays it. With
+    /// arithmetic on the GPU.
+    #[arg(long)]
+    pub(crate) capture: bool,
+
+    /// Rounds gradients so that their sums are exact in any order, and so the losses those of one rank in
+    /// every bit. They are summed, and scaled by the optimiser.
+    #[arg(long)]
+    pub(crate) exact: bool,
+
     /// Fails where a collective on parameters or gradients cannot use symmetric memory.
     #[arg(long)]
     pub(crate) forbid_fallback: bool,
@@ -83,6 +101,10 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) launched: bool,
 
+    /// Draws the losses of the ranks and of one rank, into an SVG file.
+    #[arg(long)]
+    pub(crate) plot: Option<PathBuf>,
+
     /// Prints JSON instead of text.
     #[arg(long)]
     pub(crate) json: bool,
@@ -96,7 +118,36 @@ impl Options {
         if options.launched {
             options.ranks = u16::try_from(backend::world_size()?)?;
         }
+        options.check()?;
         Ok(options)
+    }
+
+    /// Refuses what does not go together.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let on_host = self.place() == Place::Host;
+        if !on_host && !self.backend.is_on_gpu() {
+            let backend = self.backend.name();
+            return Err(format!(
+                "--arithmetic cuda needs tensors on a GPU, and those of backend {backend} are not"
+            ));
+        }
+        if self.capture && on_host {
+            return Err("--capture needs --arithmetic cuda: the host computes in no graph".into());
+        }
+        if self.exact && self.average == Average::Native {
+            return Err("--exact needs sums, and --average native divides before them".into());
+        }
+        Ok(())
+    }
+
+    /// Where everything but the collectives is computed.
+    pub(crate) fn place(&self) -> Place {
+        match self.arithmetic {
+            Some(place) => place,
+            #[cfg(target_os = "linux")]
+            None if self.backend.is_on_gpu() => Place::Cuda,
+            None => Place::Host,
+        }
     }
 
     pub(crate) fn ranks(&self) -> usize {
@@ -131,6 +182,8 @@ impl Options {
                 false => Fallback::Allow,
             },
             averaging: match self.average {
+                // An average may be divided before it is summed.
+                _ if self.exact => Averaging::SumThenScale,
                 Average::Auto => Averaging::Auto,
                 Average::Native => Averaging::Native,
                 Average::Sum => Averaging::SumThenScale,
@@ -145,6 +198,14 @@ pub(crate) enum Compute {
     #[default]
     F32,
     Bf16,
+}
+
+/// Where everything but the collectives is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Place {
+    Host,
+    #[cfg(target_os = "linux")]
+    Cuda,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

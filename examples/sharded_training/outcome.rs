@@ -33,8 +33,39 @@ pub(crate) struct Outcome {
     /// Of the numbers that are reported, which are allowed the ordinary path.
     pub(crate) all_reduce: Paths,
     pub(crate) averages: Averages,
+    /// Steps that were replays of a graph.
+    pub(crate) replays: u64,
     pub(crate) kept: Kept,
     pub(crate) nanoseconds: u64,
+    /// What one rank came to with the same arithmetic, where that was computed beside the ranks.
+    pub(crate) reference: Option<Vec<Step>>,
+}
+
+/// The calls of some steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Calls {
+    pub(crate) all_gather: Paths,
+    pub(crate) reduce_scatter: Paths,
+    pub(crate) all_reduce: Paths,
+    pub(crate) averages: Averages,
+}
+
+impl Calls {
+    /// Counts other calls too.
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (paths, others) in [
+            (&mut self.all_gather, other.all_gather),
+            (&mut self.reduce_scatter, other.reduce_scatter),
+            (&mut self.all_reduce, other.all_reduce),
+        ] {
+            paths.zero_copy += others.zero_copy;
+            paths.staged += others.staged;
+            paths.direct += others.direct;
+            paths.fallback += others.fallback;
+        }
+        self.averages.by_collective += other.averages.by_collective;
+        self.averages.by_optimiser += other.averages.by_optimiser;
+    }
 }
 
 /// Calls of one collective, by the path they took.

@@ -3,10 +3,14 @@
 use collectives_core::dtype::Element;
 use half::bf16;
 
+use crate::exact::{self, Grid};
+
 /// What is gathered and scattered.
 pub(crate) trait Compute: Element {
     /// The zero.
     const ZERO: Self;
+    /// Where its sums over ranks are exact.
+    const GRID: Grid<f32>;
     /// The nearest value.
     fn narrow(value: f32) -> Self;
     /// The same value.
@@ -15,6 +19,7 @@ pub(crate) trait Compute: Element {
 
 impl Compute for f32 {
     const ZERO: Self = 0.0;
+    const GRID: Grid<Self> = exact::F32;
 
     fn narrow(value: f32) -> Self {
         value
@@ -27,6 +32,7 @@ impl Compute for f32 {
 
 impl Compute for bf16 {
     const ZERO: Self = Self::ZERO;
+    const GRID: Grid<f32> = exact::BF16;
 
     fn narrow(value: f32) -> Self {
         Self::from_f32(value)

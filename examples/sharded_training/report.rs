@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
+use collectives_examples::plot::Plot;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
@@ -32,6 +33,7 @@ pub(crate) struct Run {
     reduce_scatter: Paths,
     all_reduce: Paths,
     averages: Averages,
+    replays: u64,
     kept: Kept,
     /// The largest difference from one rank that folds the micro-batches.
     loss_difference: f64,
@@ -78,14 +80,27 @@ impl Run {
             reduce_scatter: first.reduce_scatter,
             all_reduce: first.all_reduce,
             averages: first.averages,
+            replays: first.replays,
             kept: first.kept,
             loss_difference: losses.map(or_infinite).fold(0.0, f64::max),
             gradient_difference: or_infinite(gradient),
             bound: match options.dtype {
+                _ if options.exact => (0.0, 0.0),
                 Compute::F32 if options.backend.sums_in_rank_order() => (0.0, 0.0),
                 _ => (LOSS_BOUND, GRADIENT_BOUND),
             },
         })
+    }
+
+    /// The losses of the ranks and of one rank, step by step.
+    pub(crate) fn plot(&self, single: &[Step]) -> Plot {
+        let Self { ranks, dtype, .. } = self;
+        let title = format!("{ranks} ranks in {dtype}, backend {}", self.backend);
+        let mut plot = Plot::new(title, "steps").of("mean loss of the micro-batches");
+        plot.curve(format!("{ranks} ranks:"), self.loss.clone());
+        let single = single.iter().map(|step| step.loss);
+        plot.curve("one rank:", single.collect());
+        plot
     }
 
     /// What must not be, in words.
@@ -151,6 +166,9 @@ impl fmt::Display for Run {
             "averaged by the collective: {}, by the optimiser: {}",
             self.averages.by_collective, self.averages.by_optimiser
         )?;
+        if self.replays > 0 {
+            writeln!(f, "replays of a captured step: {}", self.replays)?;
+        }
         writeln!(
             f,
             "bytes kept: {} of scratch, {} of tensors",

@@ -1,14 +1,24 @@
 //! What training must come to: one rank, which knows no collective, folds all micro-batches.
 
+use std::ops::Range;
+use std::sync::Arc;
+
+use collectives_core::buffer::Buffer;
+use collectives_core::communicator::Communicator;
+use collectives_core::device::Device;
+use collectives_core::error::Result;
+use collectives_core::stream::Stream;
+use collectives_host::world::HostWorld;
 use half::bf16;
 
-use crate::adam::Adam;
+use crate::arithmetic::{Arithmetic, Share};
 use crate::data::Data;
+use crate::host::Host;
 use crate::layout::Layout;
-use crate::model::{self, Layer};
+use crate::model;
 use crate::options::{Average, Compute as Type, Options};
 use crate::outcome::Step;
-use crate::precision::{Compute, narrowed, rounded, widened};
+use crate::precision::{Compute, rounded};
 
 /// Where the sum of gradients is rounded to the type that is communicated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +33,7 @@ pub(crate) enum Rounding {
     ByRule,
 }
 
-/// Every step of a run like the ranks'.
+/// Every step of a run like the ranks', computed on the host.
 pub(crate) fn train(options: &Options, rounding: Rounding) -> Vec<Step> {
     train_with(options, rounding, |_| ())
 }
@@ -32,85 +42,112 @@ pub(crate) fn train(options: &Options, rounding: Rounding) -> Vec<Step> {
 pub(crate) fn train_with(
     options: &Options,
     rounding: Rounding,
-    meddle: impl Fn(&mut [Vec<f32>]),
+    meddle: impl Fn(&mut [Vec<f32>]) + Sync,
 ) -> Vec<Step> {
-    match options.dtype {
-        Type::F32 => fold::<f32>(options, rounding, meddle),
-        Type::Bf16 => fold::<bf16>(options, rounding, meddle),
-    }
+    let alone = HostWorld::new(1).run(|comm| {
+        let device = Arc::clone(comm.device());
+        match options.dtype {
+            Type::F32 => on_host::<f32>(&device, options, rounding, &meddle),
+            Type::Bf16 => on_host::<bf16>(&device, options, rounding, &meddle),
+        }
+    });
+    let mut steps = alone.into_iter();
+    let steps = steps.next().expect("a world of one rank has a rank");
+    steps.expect("one rank on the host has nobody to wait for")
 }
 
-fn fold<T: Compute>(
+fn on_host<T: Compute>(
+    device: &Arc<dyn Device>,
     options: &Options,
     rounding: Rounding,
-    meddle: impl Fn(&mut [Vec<f32>]),
-) -> Vec<Step> {
+    meddle: &dyn Fn(&mut [Vec<f32>]),
+) -> Result<Vec<Step>> {
+    let stream = device.create_stream()?;
+    let mut host = Host::new(device, shares(options), options.exact, &stream)?;
+    let finish = |host: &mut Host| {
+        let sums = host.gradients_mut().iter_mut().flatten();
+        sums.for_each(|sum| *sum = averaged::<T>(*sum, options, rounding));
+        meddle(host.gradients_mut());
+        Ok(())
+    };
+    fold::<T, Host>(device, options, &mut host, &stream, finish)
+}
+
+/// All parameters of all layers, as one rank begins with them.
+pub(crate) fn shares(options: &Options) -> Vec<Share> {
+    let layers = model::layers(options).into_iter().enumerate();
+    let share = |(index, layer): (usize, model::Layer)| Share {
+        layer,
+        masters: layer.initial(options.seed, index),
+    };
+    layers.map(share).collect()
+}
+
+/// Every step, with this arithmetic; `finish` makes averages of the sums of gradients.
+pub(crate) fn fold<T: Compute, A: Arithmetic<T> + ?Sized>(
+    device: &Arc<dyn Device>,
+    options: &Options,
+    arithmetic: &mut A,
+    stream: &Stream,
+    finish: impl Fn(&mut A) -> Result<()>,
+) -> Result<Vec<Step>> {
     let data = Data::new(options.seed);
-    let layers = model::layers(options);
-    let initial = |(index, layer): (usize, &Layer)| layer.initial(options.seed, index);
-    let mut masters: Vec<_> = layers
+    let layouts: Vec<_> = model::layers(options)
         .iter()
-        .enumerate()
-        .map(initial)
-        .map(Adam::new)
+        .map(|layer| Layout::new(layer.parameters(), options.ranks(), options.shards))
         .collect();
+    let tensors = || -> Result<Vec<Buffer<T>>> {
+        let of = |layout: &Layout| Buffer::zeroed(device, layout.parameters, stream);
+        layouts.iter().map(of).collect()
+    };
+    let (mut parameters, mut gradients) = (tensors()?, tensors()?);
+    let layers = 0..layouts.len();
     let step = |step| {
-        let copies: Vec<Vec<f32>> = masters
-            .iter()
-            .map(|adam| widened(&narrowed::<T>(&adam.parameters)))
-            .collect();
+        for layer in layers.clone() {
+            arithmetic.narrow(layer, &mut parameters[layer], stream)?;
+        }
         let mut losses = 0.0;
-        let mut sums: Vec<Vec<f32>> = Vec::new();
         for rank in 0..options.ranks() {
             let batch = data.micro_batch(options.batch.into(), step, rank);
-            let (loss, gradients) = micro_batch::<T>(&layers, &copies, batch.inputs, &batch.labels);
-            losses += loss;
-            if rank == 0 {
-                sums = gradients;
-                continue;
+            arithmetic.begin(&batch, stream)?;
+            for layer in layers.clone() {
+                arithmetic.forward(layer, &parameters[layer], stream)?;
             }
-            let pairs = sums.iter_mut().flatten().zip(gradients.iter().flatten());
-            pairs.for_each(|(sum, gradient)| *sum += gradient);
+            arithmetic.loss(stream)?;
+            for layer in layers.clone().rev() {
+                let gradients = &mut gradients[layer];
+                arithmetic.backward(layer, &parameters[layer], gradients, stream)?;
+                match rank {
+                    0 => arithmetic.take(layer, gradients, None, stream)?,
+                    _ => arithmetic.fold(layer, gradients, stream)?,
+                }
+            }
+            losses += reported(arithmetic, stream)?[0];
         }
-        sums.iter_mut()
-            .flatten()
-            .for_each(|sum| *sum = averaged::<T>(*sum, options, rounding));
-        meddle(&mut sums);
-        let squares = squares(&layers, &sums, options);
-        let gradients = sums.iter();
-        masters
-            .iter_mut()
-            .zip(gradients)
-            .for_each(|(adam, sum)| adam.step(sum));
-        Step::of_sums([losses, squares], options.ranks)
+        finish(arithmetic)?;
+        // Added up shard by shard, as the ranks do.
+        let mut squares = None;
+        for rank in 0..options.ranks() {
+            let shards = layouts.iter().map(|layout| layout.owned(rank));
+            arithmetic.squares(&shards.collect::<Vec<Range<usize>>>(), stream)?;
+            let of_rank = reported(arithmetic, stream)?[1];
+            squares = Some(squares.map_or(of_rank, |sum| sum + of_rank));
+        }
+        arithmetic.update(stream)?;
+        let squares = squares.unwrap_or(0.0);
+        Ok(Step::of_sums([losses, squares], options.ranks))
     };
     (0..options.steps).map(step).collect()
 }
 
-/// The loss of one micro-batch and the gradients of all layers, as they are sent.
-fn micro_batch<T: Compute>(
-    layers: &[Layer],
-    parameters: &[Vec<f32>],
-    inputs: Vec<f32>,
-    labels: &[usize],
-) -> (f64, Vec<Vec<f32>>) {
-    let mut outputs = vec![inputs.into_iter().map(rounded::<T>).collect::<Vec<_>>()];
-    for (index, layer) in layers.iter().enumerate() {
-        outputs.push(layer.forward::<T>(&parameters[index], &outputs[index]));
-    }
-    let (loss, mut gradient) = model::loss(&outputs[layers.len()], labels);
-    let mut gradients = vec![Vec::new(); layers.len()];
-    for (index, layer) in layers.iter().enumerate().rev() {
-        let (of_parameters, of_inputs) = layer.backward::<T>(
-            &parameters[index],
-            &outputs[index],
-            &outputs[index + 1],
-            gradient,
-        );
-        gradients[index] = of_parameters.into_iter().map(rounded::<T>).collect();
-        gradient = of_inputs;
-    }
-    (loss, gradients)
+/// The last loss and squares.
+fn reported<T: Compute>(
+    arithmetic: &(impl Arithmetic<T> + ?Sized),
+    stream: &Stream,
+) -> Result<[f64; 2]> {
+    let mut numbers = [0.0; 2];
+    arithmetic.report().read_into(&mut numbers, stream)?;
+    Ok(numbers)
 }
 
 fn averaged<T: Compute>(sum: f32, options: &Options, rounding: Rounding) -> f32 {
@@ -120,18 +157,4 @@ fn averaged<T: Compute>(sum: f32, options: &Options, rounding: Rounding) -> f32 
         (Rounding::ByRule, Average::Sum) => rounded::<T>(sum) / ranks,
         (Rounding::ByRule, _) => rounded::<T>(sum / ranks),
     }
-}
-
-/// The squares of all gradients, added up shard by shard as the ranks do.
-fn squares(layers: &[Layer], gradients: &[Vec<f32>], options: &Options) -> f64 {
-    let of_rank = |rank| -> f64 {
-        let shards = layers.iter().zip(gradients).flat_map(|(layer, gradients)| {
-            let layout = Layout::new(layer.parameters(), options.ranks(), options.shards);
-            &gradients[layout.owned(rank)]
-        });
-        shards.map(|&g| f64::from(g) * f64::from(g)).sum()
-    };
-    let mut ranks = (0..options.ranks()).map(of_rank);
-    let first = ranks.next().unwrap_or(0.0);
-    ranks.fold(first, |sum, of_rank| sum + of_rank)
 }

@@ -3,7 +3,10 @@
 use clap::Parser;
 use collectives_core::error::{Error, ErrorKind};
 
-use crate::options::Options;
+use crate::exact;
+#[cfg(target_os = "linux")]
+use crate::options::Place;
+use crate::options::{Compute, Options};
 use crate::outcome::{Outcome, Paths, Step};
 use crate::report::Run;
 use crate::single::{self, Rounding};
@@ -176,4 +179,68 @@ fn the_spirals_are_learnt() {
     let (first, last) = (outcome.steps[0], outcome.steps[299]);
     assert!(first.loss > 0.5 && last.loss < 0.1, "{first:?}, {last:?}");
     assert!(outcome.accuracy > 0.95, "{}", outcome.accuracy);
+}
+
+#[test]
+fn exact_sums_have_the_bits_of_one_rank_in_every_type() {
+    for dtype in ["f32", "bf16"] {
+        for way in ways() {
+            for ranks in [3, 4] {
+                let options = options(&format!("{way} --ranks {ranks} --dtype {dtype} --exact"));
+                let one = single::train(&options, Rounding::Never);
+                assert_eq!(bits(&run(&options).steps), bits(&one), "{options:?}");
+            }
+        }
+    }
+}
+
+/// On every backend, also on one whose sums are in another order.
+#[test]
+fn exact_runs_notice_a_gradient_that_is_off_by_one() {
+    let on_host = options("--ranks 3 --steps 6 --exact");
+    let elsewhere = Options {
+        dtype: Compute::Bf16,
+        ..on_host.clone()
+    };
+    for (options, unit) in [(on_host, exact::F32.unit), (elsewhere, exact::BF16.unit)] {
+        let ranks = trainer::train_all(&options).unwrap().unwrap();
+        let faults = |meddle: &(dyn Fn(&mut [Vec<f32>]) + Sync)| {
+            let one = single::train_with(&options, Rounding::Never, meddle);
+            let run = Run::new(&options, 0, &ranks, &one).unwrap();
+            run.faults().join("; ")
+        };
+        assert_eq!(faults(&|_| ()), "");
+        // A shard that begins an element too late, and one sum that one rank is missing from.
+        assert!(faults(&|layers| layers[1].rotate_right(1)).contains("losses"));
+        let one_less = |layers: &mut [Vec<f32>]| layers[0][3] -= unit / 3.0;
+        assert!(faults(&one_less).contains("gradient"));
+    }
+}
+
+#[test]
+fn what_does_not_go_together_is_refused_in_words() {
+    for (arguments, word) in [
+        ("--arithmetic cuda", "--arithmetic cuda"),
+        ("--capture", "--capture"),
+        ("--exact --average native", "--average native"),
+    ] {
+        let error = options(arguments).check().unwrap_err();
+        assert!(error.contains(word), "{error}");
+    }
+    for arguments in ["", "--exact", "--exact --average sum", "--arithmetic host"] {
+        options(arguments).check().unwrap();
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_gpu_computes_where_the_tensors_are_on_one_unless_the_host_is_asked_to() {
+    let place = |arguments| {
+        let options = options(arguments);
+        options.check().map(|()| options.place())
+    };
+    assert_eq!(place("--backend nccl --capture"), Ok(Place::Cuda));
+    assert_eq!(place("--backend nccl --arithmetic host"), Ok(Place::Host));
+    assert!(place("--backend nccl --arithmetic host --capture").is_err());
+    assert_eq!(place("--backend host-processes"), Ok(Place::Host));
 }
