@@ -227,3 +227,32 @@ unsafe extern "C" fn drop_value(pointer: *mut c_void) {
     // SAFETY: `Capture::give` made the pointer, and the driver calls this once.
     drop(unsafe { Box::from_raw(pointer.cast::<Owned>()) });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_branch_may_branch_again_once_it_has_joined() {
+        let captures = Captures::default();
+        let (ours, theirs) = (CaptureId::from_raw(1), CaptureId::from_raw(2));
+        let [origin, one, other] = [3, 4, 5].map(StreamId::from_raw);
+        captures.begin(ours, origin);
+        captures.fork(ours, one).unwrap();
+        captures.fork(ours, other).unwrap();
+        for open in [origin, one, other] {
+            captures.fork(ours, open).unwrap_err();
+        }
+        // A framework's capture has branches of its own.
+        captures.fork(theirs, origin).unwrap();
+        captures.join(theirs, one);
+        captures.fork(ours, one).unwrap_err();
+        captures.join(ours, one);
+        captures.fork(ours, one).unwrap();
+        captures.fork(ours, other).unwrap_err();
+        // What ended is forgotten.
+        let _contents = captures.end(ours);
+        captures.begin(ours, one);
+        captures.fork(ours, other).unwrap();
+    }
+}

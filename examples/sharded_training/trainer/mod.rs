@@ -10,7 +10,9 @@ use std::sync::Arc;
 use collectives_alloc::config::ScratchConfig;
 use collectives_core::collectives::Collectives;
 use collectives_core::device::Device;
-use collectives_core::error::{Misuse, Result};
+#[cfg(target_os = "linux")]
+use collectives_core::error::Misuse;
+use collectives_core::error::Result;
 use collectives_core::stream::Stream;
 use collectives_examples::backend::{Gauge, Joined};
 use half::bf16;
@@ -72,17 +74,29 @@ fn arithmetic<T: Compute>(
     shares: Vec<Share>,
     stream: &Stream,
 ) -> Result<Box<dyn Arithmetic<T>>> {
+    #[cfg(not(target_os = "linux"))]
+    let _ = gauge;
     match options.place() {
         Place::Host => Ok(Box::new(Host::new(device, shares, options.exact, stream)?)),
         #[cfg(target_os = "linux")]
-        Place::Cuda => {
-            let none = || Misuse::Other("this backend has no GPU to compute on".to_owned());
-            let gpu = gauge.gpu().ok_or_else(none)?;
-            let (batch, exact) = (options.batch.into(), options.exact);
-            let cuda = Cuda::<T>::new(device, gpu, shares, batch, exact, stream)?;
-            Ok(Box::new(cuda))
-        }
+        Place::Cuda => Ok(Box::new(on_gpu::<T>(
+            options, device, gauge, shares, stream,
+        )?)),
     }
+}
+
+#[cfg(target_os = "linux")]
+fn on_gpu<T: Compute>(
+    options: &Options,
+    device: &Arc<dyn Device>,
+    gauge: &dyn Gauge,
+    shares: Vec<Share>,
+    stream: &Stream,
+) -> Result<Cuda<T>> {
+    let none = || Misuse::Other("this backend has no GPU to compute on".to_owned());
+    let gpu = gauge.gpu().ok_or_else(none)?;
+    let (batch, exact) = (options.batch.into(), options.exact);
+    Cuda::new(device, gpu, shares, batch, exact, stream)
 }
 
 /// One rank that folds all micro-batches with the same arithmetic, on the same device.
