@@ -12,8 +12,8 @@
 //! 2.30.7 one side is enough at every size). Kernels serve less than 64 GiB.
 //!
 //! Below a few hundred kilobytes copying through scratch costs more than it gains; from where on it
-//! pays was measured for all-reduce, with ranks that share one H200 and with two that have one each,
-//! without multicast, and is the same for the three operations until each has been measured.
+//! pays was measured with ranks that share one H200, and for all-reduce with two that have one each,
+//! without multicast.
 
 use std::ops::RangeInclusive;
 
@@ -46,18 +46,29 @@ const SCATTER_AVERAGE: Version = Version::new(2, 30, 3);
 const TOO_LARGE: usize = 64 << 30;
 
 /// World sizes, and from how many bytes staging pays there, eagerly and in a graph.
-type Staging = [(RangeInclusive<usize>, usize, usize); 2];
+type Staging = [(RangeInclusive<usize>, usize, usize); 3];
 
-/// Where ranks share a GPU.
-const SHARED: Staging = [
-    (2..=2, 2 << 20, 512 << 10),
-    (3..=usize::MAX, 512 << 10, 256 << 10),
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+/// Of an all-reduce, where ranks share a GPU.
+const REDUCED: Staging = [
+    (2..=2, MIB, 512 * KIB),
+    (3..=4, 256 * KIB, 256 * KIB),
+    (5..=usize::MAX, 512 * KIB, 256 * KIB),
+];
+/// Of the two that are about shards, where ranks share a GPU.
+const SHARDED: Staging = [
+    (2..=2, MIB, MIB),
+    (3..=4, MIB, MIB),
+    (5..=usize::MAX, MIB, MIB),
 ];
 /// Where each rank has its own: between two GPUs the ordinary kernels were faster at every size, and
 /// more have not been measured.
 const APART: Staging = [
     (2..=2, TOO_LARGE, TOO_LARGE),
-    (3..=usize::MAX, 512 << 10, 256 << 10),
+    (3..=4, 512 * KIB, 256 * KIB),
+    (5..=usize::MAX, 512 * KIB, 256 * KIB),
 ];
 
 /// The table of a version. `forced` says that the library is told to use these kernels, `shared` that
@@ -69,9 +80,14 @@ pub(crate) fn table(version: Version, forced: bool, shared: bool) -> PathTable {
         version if version < ONE_LARGE_SIDE => vec![(1..=TOO_LARGE - 1, side)],
         _ => vec![(1..=LARGE - 1, Sides::Both), (LARGE..=TOO_LARGE - 1, side)],
     };
+    let staging = |op| match (shared, op) {
+        (false, _) => APART,
+        (true, OpKind::AllReduce) => REDUCED,
+        (true, _) => SHARDED,
+    };
     let mut rules = Vec::new();
-    for (world, eager, captured) in if shared { SHARED } else { APART } {
-        let mut add = |op, dtypes, reductions, side, kernel| {
+    let mut add = |op, dtypes, reductions, side, kernel| {
+        for (world, eager, captured) in staging(op) {
             rules.extend(rows(side).into_iter().map(|(bytes, needs)| PathRule {
                 op,
                 dtypes,
@@ -84,25 +100,25 @@ pub(crate) fn table(version: Version, forced: bool, shared: bool) -> PathTable {
                 kernel,
                 forced,
             }));
-        };
-        let all_reduce = "ncclSymkDevKernel_AllReduce";
-        add(OpKind::AllReduce, FLOATS, SUM, Sides::Both, all_reduce);
-        add(
-            OpKind::AllReduce,
-            DIVISIBLE,
-            AVERAGE,
-            Sides::Both,
-            all_reduce,
-        );
-        let reduce_scatter = "ncclSymkDevKernel_ReduceScatter";
-        let send = Sides::Send;
-        add(OpKind::ReduceScatter, FLOATS, SUM, send, reduce_scatter);
-        if version >= SCATTER_AVERAGE {
-            add(OpKind::ReduceScatter, FLOATS, AVERAGE, send, reduce_scatter);
         }
-        let all_gather = "ncclSymkDevKernel_AllGather";
-        add(OpKind::AllGather, &DType::ALL, &[], Sides::Recv, all_gather);
+    };
+    let all_reduce = "ncclSymkDevKernel_AllReduce";
+    add(OpKind::AllReduce, FLOATS, SUM, Sides::Both, all_reduce);
+    add(
+        OpKind::AllReduce,
+        DIVISIBLE,
+        AVERAGE,
+        Sides::Both,
+        all_reduce,
+    );
+    let reduce_scatter = "ncclSymkDevKernel_ReduceScatter";
+    let send = Sides::Send;
+    add(OpKind::ReduceScatter, FLOATS, SUM, send, reduce_scatter);
+    if version >= SCATTER_AVERAGE {
+        add(OpKind::ReduceScatter, FLOATS, AVERAGE, send, reduce_scatter);
     }
+    let all_gather = "ncclSymkDevKernel_AllGather";
+    add(OpKind::AllGather, &DType::ALL, &[], Sides::Recv, all_gather);
     PathTable(rules)
 }
 
@@ -217,7 +233,7 @@ mod tests {
             let table = table(NEW, false, shared);
             table.rule(&large, Rank(0), 2).map(|rule| rule.stage_from)
         };
-        assert_eq!(from(true), Ok(2 << 20));
+        assert_eq!(from(true), Ok(1 << 20));
         assert_eq!(from(false), Ok(TOO_LARGE));
     }
 

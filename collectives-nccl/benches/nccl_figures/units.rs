@@ -11,6 +11,7 @@ use std::sync::Arc;
 use collectives_core::buffer::Buffer;
 use collectives_core::device::Device;
 use collectives_core::error::{Error, ErrorKind, Misuse, Result};
+use collectives_core::graph::GraphTemplate;
 use collectives_core::path::{OpReport, Path, Staging};
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::Request;
@@ -27,7 +28,15 @@ use crate::point::{captured, median};
 use crate::variant::{Handle, handle};
 
 /// Bytes of a unit; the small ones show from where on staging pays.
-const SIZES: [usize; 6] = [256 << 10, 1 << 20, 2 << 20, 8 << 20, 32 << 20, 128 << 20];
+const SIZES: [usize; 7] = [
+    256 << 10,
+    512 << 10,
+    1 << 20,
+    2 << 20,
+    8 << 20,
+    32 << 20,
+    128 << 20,
+];
 const ROUNDS: usize = 60;
 /// Calls in what is timed.
 const BATCH: usize = 4;
@@ -58,6 +67,7 @@ pub(crate) struct Unit {
     op: Op,
     bytes: usize,
     way: Way,
+    graph: bool,
     microseconds: f64,
     /// What each link must carry for it, gigabytes a second, as nccl-tests defines it: the unit's bytes
     /// times `(ranks - 1) / ranks`, by the time.
@@ -138,16 +148,23 @@ impl Bench<'_> {
             for way in WAYS {
                 self.check(op, way, sets.of(way))?;
             }
-            let times = self.times(op, &mut sets)?;
-            for (way, microseconds) in WAYS.into_iter().zip(times) {
-                units.push(Unit {
-                    op,
-                    bytes,
-                    way,
-                    microseconds,
-                    bus_bandwidth: bus_bandwidth(bytes, ranks, microseconds),
-                    kernels: self.kernels(op, way, sets.of(way))?,
-                });
+            for graph in [false, true] {
+                let times = match graph {
+                    false => self.eager(op, &mut sets)?,
+                    true => self.replayed(op, &mut sets)?,
+                };
+                for (way, microseconds) in WAYS.into_iter().zip(times) {
+                    let one = self.captured(op, way, sets.of(way), 1)?;
+                    units.push(Unit {
+                        op,
+                        bytes,
+                        way,
+                        graph,
+                        microseconds,
+                        bus_bandwidth: bus_bandwidth(bytes, ranks, microseconds),
+                        kernels: self.cuda.kernel_names(&*one)?,
+                    });
+                }
             }
         }
         drop(sets);
@@ -192,32 +209,45 @@ impl Bench<'_> {
         }
     }
 
-    /// Medians, in microseconds of one call; all ways take turns in every round.
-    fn times(&mut self, op: Op, sets: &mut Sets) -> Result<[f64; WAYS.len()]> {
-        let mut times = [const { Vec::new() }; WAYS.len()];
-        for round in 0..ROUNDS {
-            for turn in 0..WAYS.len() {
-                let index = (turn + round) % WAYS.len();
-                let way = WAYS[index];
-                // Ranks come together, and what is done once is done.
-                self.call(op, way, sets.of(way))?;
-                let (driver, raw) = (self.driver, self.raw());
-                let took = driver.time(raw, || {
-                    (0..BATCH).try_for_each(|_| self.call(op, way, sets.of(way)))
-                })?;
-                #[expect(clippy::cast_precision_loss, reason = "a few calls")]
-                times[index].push(took / BATCH as f64);
-            }
-        }
-        Ok(times.map(|times| median(times.into_iter())))
+    fn eager(&mut self, op: Op, sets: &mut Sets) -> Result<[f64; WAYS.len()]> {
+        medians(|index, calls| {
+            let way = WAYS[index];
+            let (driver, raw) = (self.driver, self.raw());
+            driver.time(raw, || {
+                (0..calls).try_for_each(|_| self.call(op, way, sets.of(way)))
+            })
+        })
     }
 
-    /// The kernels of one captured call.
-    fn kernels(&mut self, op: Op, way: Way, tensors: &mut Tensors) -> Result<Vec<String>> {
-        let graph = captured(self.cuda, &self.stream.clone(), || {
-            self.call(op, way, tensors)
-        })?;
-        self.cuda.kernel_names(&*graph)
+    fn replayed(&mut self, op: Op, sets: &mut Sets) -> Result<[f64; WAYS.len()]> {
+        let mut graphs = Vec::new();
+        for way in WAYS {
+            let of = |calls| self.captured(op, way, sets.of(way), calls)?.instantiate();
+            graphs.push([1, BATCH].map(of));
+        }
+        let mut graphs: Vec<[_; 2]> = graphs
+            .into_iter()
+            .map(|[one, many]| Ok([one?, many?]))
+            .collect::<Result<_>>()?;
+        medians(|index, calls| {
+            let graph = &mut graphs[index][usize::from(calls > 1)];
+            // SAFETY: Graphs and eager calls are all on one stream.
+            let launch = || unsafe { graph.launch(&self.stream) };
+            self.driver.time(self.raw(), launch)
+        })
+    }
+
+    /// What some calls become in a graph.
+    fn captured(
+        &mut self,
+        op: Op,
+        way: Way,
+        tensors: &mut Tensors,
+        calls: usize,
+    ) -> Result<Box<dyn GraphTemplate>> {
+        captured(self.cuda, &self.stream.clone(), || {
+            (0..calls).try_for_each(|_| self.call(op, way, tensors))
+        })
     }
 
     fn raw(&self) -> *mut c_void {
@@ -274,6 +304,22 @@ impl Bench<'_> {
     }
 }
 
+/// Medians of one call, in microseconds; all ways take turns in every round, as `run` makes so many calls
+/// of the way with this index.
+fn medians(mut run: impl FnMut(usize, usize) -> Result<f64>) -> Result<[f64; WAYS.len()]> {
+    let mut times = [const { Vec::new() }; WAYS.len()];
+    for round in 0..ROUNDS {
+        for turn in 0..WAYS.len() {
+            let index = (turn + round) % WAYS.len();
+            // Ranks come together, and what is done once is done.
+            let _ = run(index, 1)?;
+            #[expect(clippy::cast_precision_loss, reason = "a few calls")]
+            times[index].push(run(index, BATCH)? / BATCH as f64);
+        }
+    }
+    Ok(times.map(|times| median(times.into_iter())))
+}
+
 fn small(number: usize) -> f32 {
     f32::from(u8::try_from(number).unwrap_or(0))
 }
@@ -298,11 +344,12 @@ impl fmt::Display for Table<'_> {
         )?;
         writeln!(
             f,
-            "| call | KiB | way | time | of plain | GB/s of bus | kernels |"
+            "| call | KiB | in | way | time | of plain | GB/s of bus | kernels |"
         )?;
-        writeln!(f, "|{}", "---|".repeat(7))?;
+        writeln!(f, "|{}", "---|".repeat(8))?;
         for unit in self.0 {
-            let same = |other: &&Unit| other.op == unit.op && other.bytes == unit.bytes;
+            let key = |unit: &Unit| (unit.op, unit.bytes, unit.graph);
+            let same = |other: &&Unit| key(other) == key(unit);
             let plain = self
                 .0
                 .iter()
@@ -311,9 +358,10 @@ impl fmt::Display for Table<'_> {
             let plain = plain.map_or(f64::NAN, |plain| plain.microseconds);
             writeln!(
                 f,
-                "| {:?} | {} | {:?} | {:.1} | {:.2} | {:.1} | {} |",
+                "| {:?} | {} | {} | {:?} | {:.1} | {:.2} | {:.1} | {} |",
                 unit.op,
                 unit.bytes >> 10,
+                if unit.graph { "graph" } else { "eager" },
                 unit.way,
                 unit.microseconds,
                 unit.microseconds / plain,
