@@ -42,15 +42,15 @@ struct Capture {
 pub(crate) struct Contents {
     pub(crate) memories: Vec<Memory>,
     pub(crate) communicators: Vec<Arc<State>>,
-    /// Of what the driver holds for it.
-    pub(crate) owner: Option<Arc<Owner>>,
+    /// Of what the driver holds for it, and for its children.
+    pub(crate) owners: Vec<Arc<Owner>>,
 }
 
 impl Captures {
     /// A capture of ours has begun.
     pub(crate) fn begin(&self, id: CaptureId, origin: StreamId) {
         let mut capture = Capture::new(id, Some(origin));
-        capture.contents.owner = Some(Arc::new(Owner::new(&self.departing)));
+        capture.contents.owners = vec![Arc::new(Owner::new(&self.departing))];
         self.lock().push(capture);
     }
 
@@ -141,6 +141,19 @@ impl Captures {
         }
     }
 
+    /// Notes that a capture, if it is one of ours, has a child that was captured with this.
+    pub(crate) fn adopt(&self, id: CaptureId, child: &Contents) {
+        for communicator in &child.communicators {
+            self.uses(id, communicator);
+        }
+        let mut captures = self.lock();
+        if let Some(capture) = captures.iter_mut().find(|capture| capture.id == id)
+            && capture.origin.is_some()
+        {
+            capture.contents.owners.extend(child.owners.iter().cloned());
+        }
+    }
+
     /// What the driver still holds for graphs of ours that are gone.
     pub(crate) fn departing(&self) -> usize {
         self.departing.len()
@@ -171,7 +184,7 @@ impl Capture {
         value: Box<dyn Any + Send>,
     ) -> Result<()> {
         // A thin pointer, as the driver carries no more.
-        let owner = self.contents.owner.as_deref();
+        let owner = self.contents.owners.first().map(|owner| &**owner);
         let pointer = Box::into_raw(Box::new(Owned::new(value, owner)));
         let mut object = RawUserObject::NULL;
         // SAFETY: `cuUserObjectCreate` (cuda.h, "Graph Management"): the destructor takes the pointer

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::sync::Arc;
 
 use collectives_core::error::{CaptureFault, Error, ErrorKind, Misuse, Result};
-use collectives_core::graph::{GraphExecutable, GraphTemplate, Graphs};
+use collectives_core::graph::{ChildGraphs, GraphExecutable, GraphTemplate, Graphs};
 use collectives_core::memory::Memory;
 use collectives_core::rank::CaptureId;
 use collectives_core::stream::{StreamHandle, StreamRef};
@@ -26,10 +26,10 @@ use crate::error::BACKEND;
 /// A captured graph, with what it was captured with.
 #[derive(Debug)]
 pub(crate) struct CudaGraph {
-    raw: RawGraph,
-    contents: Contents,
+    pub(super) raw: RawGraph,
+    pub(super) contents: Contents,
     nodes: Vec<RawNode>,
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 /// An executable of one.
@@ -98,6 +98,10 @@ unsafe impl Graphs for CudaDevice {
 
     unsafe fn end(&self, stream: &StreamRef) -> Result<Box<dyn GraphTemplate>> {
         end_capture(self, stream).map(|graph| Box::new(graph) as Box<dyn GraphTemplate>)
+    }
+
+    fn children(&self) -> Option<&dyn ChildGraphs> {
+        Some(self)
     }
 }
 
@@ -324,7 +328,7 @@ impl GraphExecutable for CudaExecutable {
             }
             _ => error,
         })?;
-        self.former.extend(self.contents.owner.clone());
+        self.former.append(&mut self.contents.owners);
         // Replays in flight still use what the executable owned before.
         let before = std::mem::replace(&mut self.contents, graph.contents.clone());
         let held = Item::Hold(Box::new(before));

@@ -2,6 +2,7 @@
 
 mod calls;
 pub(crate) mod captures;
+mod children;
 mod departing;
 pub(crate) mod event;
 pub(crate) mod garbage;

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::{ptr, slice};
 
 use collectives_core::error::{CaptureFault, Error, Misuse, Result};
 use collectives_core::rank::{CaptureId, DeviceId, StreamId};
@@ -11,7 +12,7 @@ use super::event::Event;
 use super::garbage::{Item, ready};
 use super::shared::Shared;
 use crate::driver::{
-    CAPTURE_ACTIVE, CAPTURE_NONE, EVENT_DISABLE_TIMING, RawEvent, RawGraph, RawStream,
+    CAPTURE_ACTIVE, CAPTURE_NONE, EVENT_DISABLE_TIMING, RawEvent, RawGraph, RawNode, RawStream,
     STREAM_NON_BLOCKING,
 };
 
@@ -162,25 +163,36 @@ impl CudaStream {
     }
 
     fn capture_info(&self) -> Result<Option<Capturing>> {
+        Ok(self.capturing_after()?.map(|(capturing, _)| capturing))
+    }
+
+    /// The capture it is part of, and the nodes that its next work comes after.
+    pub(crate) fn capturing_after(&self) -> Result<Option<(Capturing, Vec<RawNode>)>> {
         let (mut status, mut id, mut graph) = (CAPTURE_NONE, 0, RawGraph::NULL);
-        // SAFETY: `cuStreamGetCaptureInfo` (cuda.h, "Stream Management"): the stream is valid, and
-        // what is not asked for may be null.
+        let (mut nodes, mut count) = (ptr::null(), 0);
+        // SAFETY: `cuStreamGetCaptureInfo` (cuda.h, "Stream Management"): the stream is valid.
         unsafe {
             self.shared.driver().stream_get_capture_info(
                 self.raw,
                 &raw mut status,
                 &raw mut id,
                 &raw mut graph,
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
+                &raw mut nodes,
+                &raw mut count,
             )
         }?;
         match status {
             CAPTURE_NONE => Ok(None),
-            CAPTURE_ACTIVE => Ok(Some(Capturing {
-                id: CaptureId::from_raw(id),
-                graph,
-            })),
+            CAPTURE_ACTIVE => {
+                let id = CaptureId::from_raw(id);
+                let after = match nodes.is_null() {
+                    true => Vec::new(),
+                    // SAFETY: The driver gave an array of this length, which is valid until the next
+                    // call on the stream.
+                    false => unsafe { slice::from_raw_parts(nodes, count) }.to_vec(),
+                };
+                Ok(Some((Capturing { id, graph }, after)))
+            }
             _ => Err(Error::capture(CaptureFault::Invalidated)),
         }
     }

@@ -72,6 +72,8 @@ pub(crate) const EVENT_EXTERNAL: c_uint = 1;
 pub(crate) const USER_OBJECT_NO_SYNC: c_uint = 1;
 /// `CU_GRAPH_USER_OBJECT_MOVE`.
 pub(crate) const USER_OBJECT_MOVE: c_uint = 1;
+/// `CU_STREAM_SET_CAPTURE_DEPENDENCIES`.
+pub(crate) const DEPENDENCIES_SET: c_uint = 1;
 /// `CU_GRAPH_NODE_TYPE_KERNEL`.
 pub(crate) const NODE_KERNEL: c_int = 0;
 
@@ -245,6 +247,7 @@ functions! {
     stream_begin_capture = "cuStreamBeginCapture_v2" (stream: RawStream, mode: c_int);
     stream_end_capture = "cuStreamEndCapture" (stream: RawStream, graph: *mut RawGraph);
     stream_get_capture_info = "cuStreamGetCaptureInfo_v2" (stream: RawStream, status: *mut c_int, id: *mut u64, graph: *mut RawGraph, dependencies: *mut *const RawNode, count: *mut usize);
+    stream_update_dependencies = "cuStreamUpdateCaptureDependencies" (stream: RawStream, dependencies: *mut RawNode, count: usize, flags: c_uint);
     event_create = "cuEventCreate" (event: *mut RawEvent, flags: c_uint);
     event_destroy = "cuEventDestroy_v2" (event: RawEvent);
     event_record = "cuEventRecord" (event: RawEvent, stream: RawStream);
@@ -270,6 +273,7 @@ functions! {
     user_object_release = "cuUserObjectRelease" (object: RawUserObject, count: c_uint);
     graph_retain_user_object = "cuGraphRetainUserObject" (graph: RawGraph, object: RawUserObject, count: c_uint, flags: c_uint);
     graph_clone = "cuGraphClone" (clone: *mut RawGraph, graph: RawGraph);
+    graph_add_child = "cuGraphAddChildGraphNode" (node: *mut RawNode, graph: RawGraph, after: *const RawNode, count: usize, child: RawGraph);
     graph_destroy = "cuGraphDestroy" (graph: RawGraph);
     graph_get_nodes = "cuGraphGetNodes" (graph: RawGraph, nodes: *mut RawNode, count: *mut usize);
     graph_node_get_type = "cuGraphNodeGetType" (node: RawNode, kind: *mut c_int);

@@ -70,8 +70,6 @@ impl Harness for Nccl {
             Capability::ComparesCalls if !self.checked => {
                 Support::no("NCCL does not compare calls; `Checked` around it does")
             }
-            Capability::ChildGraphs => Support::no("not offered by this backend yet"),
-            Capability::LongRanges => Support::no("its probe gives none"),
             Capability::DelaysDestructors => {
                 Support::no("the driver runs destructors when it likes")
             }

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use collectives_core::device::Device;
+use collectives_core::memory::Memory;
 use collectives_nccl::communicator::NcclCommunicator;
 use collectives_nccl::device::CudaDevice;
 use collectives_testkit::harness::Probe;
@@ -24,6 +25,10 @@ impl Probe for CudaProbe {
     fn ordinary_bytes(&self) -> Option<usize> {
         self.0.collect();
         Some(self.0.ordinary_bytes())
+    }
+
+    fn long_range(&self, bytes: usize) -> Option<Memory> {
+        self.0.allocate(bytes).ok()
     }
 
     fn settle(&self) {
