@@ -112,7 +112,7 @@ pub(super) unsafe fn write(
     Ok(())
 }
 
-/// [`write`] for a group, whose operands do not lie on the board.
+/// [`write()`] for a group, whose operands do not lie on the board.
 pub(super) fn write_group(
     board: *mut u8,
     (rank, ranks): (Rank, usize),

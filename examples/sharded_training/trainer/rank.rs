@@ -177,16 +177,18 @@ impl<'o, T: Compute> Trainer<'o, T> {
         Ok(held)
     }
 
-    /// Registers the scratch of every call of a step, since nothing can be while it is captured.
+    /// Registers the scratch of every call of a step, since nothing can be while it is captured. Tensors
+    /// in symmetric memory need none; what is reported may.
     fn reserve(&mut self) -> Result<()> {
-        let mut requests = Vec::new();
-        for layout in &self.layouts {
-            for op in [Op::AllGather, Op::ReduceScatter(ReduceOp::Sum)] {
-                requests.extend(self.on.request_for(op, T::DTYPE, layout.largest())?);
+        let report = Op::AllReduce(ReduceOp::Sum);
+        let mut requests = Vec::from_iter(self.on.request_for(report, DType::F64, 2)?);
+        if self.options.tensors == Tensors::Ordinary {
+            for layout in &self.layouts {
+                for op in [Op::AllGather, Op::ReduceScatter(ReduceOp::Sum)] {
+                    requests.extend(self.on.request_for(op, T::DTYPE, layout.largest())?);
+                }
             }
         }
-        let report = Op::AllReduce(ReduceOp::Sum);
-        requests.extend(self.on.request_for(report, DType::F64, 2)?);
         self.on.reserve(&requests).map(drop)
     }
 
