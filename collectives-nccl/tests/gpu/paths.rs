@@ -194,6 +194,7 @@ pub(crate) fn kernels(ctx: &mut Ctx) -> Outcome {
         (Op::AllReduce(SUM), DType::I32),
         (Op::AllReduce(ReduceOp::Max), DType::F32),
         (Op::ReduceScatter(SUM), DType::I64),
+        (Op::ReduceScatter(ReduceOp::Max), DType::F32),
         (Op::Broadcast { root: Rank(0) }, DType::F32),
     ] {
         let mut call = one(op, dtype, inside);
