@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::error::{Misuse, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::rank::CommId;
 
 /// An address in a device's memory.
@@ -135,20 +135,27 @@ impl Operand {
     /// # Errors
     ///
     /// [`Misuse::OutOfBounds`] when that leaves the range.
+    #[inline]
     pub fn slice(self, offset: usize, bytes: usize) -> Result<Self> {
         if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
-            return Err(Misuse::OutOfBounds {
-                offset,
-                bytes,
-                available: self.bytes,
-            }
-            .into());
+            return Err(self.too_short(offset, bytes));
         }
         Ok(Self {
             addr: self.addr.offset(offset),
             bytes,
             window: self.window.map(|slice| slice.advance(offset)),
         })
+    }
+
+    #[cold]
+    fn too_short(self, offset: usize, bytes: usize) -> Error {
+        let available = self.bytes;
+        Misuse::OutOfBounds {
+            offset,
+            bytes,
+            available,
+        }
+        .into()
     }
 
     /// Whether the two ranges share a byte.

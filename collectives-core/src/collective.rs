@@ -308,6 +308,9 @@ impl<'a> Collective<'a> {
             Op::AllReduce(op) => {
                 self.check_scalar(op)?;
                 let count = self.counts.of(Rank(0));
+                if self.send.same_range(self.recv) {
+                    return self.check_side("send", self.send, count);
+                }
                 (count, count)
             }
             Op::Barrier => (0, 0),

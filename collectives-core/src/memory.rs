@@ -7,7 +7,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use crate::addr::Addr;
@@ -25,21 +25,25 @@ type FreeHook = Box<dyn FnOnce(Option<StreamRef>) + Send>;
 #[derive(Clone)]
 pub struct Memory(Counted<Owned>);
 
-/// Alone on its cache lines, so that owners counted on one thread do not slow another thread's.
-#[repr(align(128))]
+/// Alone on its cache lines, so that owners counted on one thread do not slow another thread's. What a
+/// call reads comes first, on one of them.
+#[repr(C, align(128))]
 struct Owned {
     last_user: Mutex<Option<StreamRef>>,
-    entered: AtomicBool,
-    /// What ends leases of this memory, if it is a slot.
-    hold: OnceLock<Arc<dyn LeaseHold>>,
-    block: Counted<Block>,
-}
-
-struct Block {
+    /// Which handle `last_user` holds, as a number, so that who uses the same stream again need not
+    /// lock. A handle that is held is at no other's address.
+    noted: AtomicUsize,
     id: u64,
     device: DeviceId,
     addr: Addr,
     bytes: usize,
+    /// What ends leases of this memory, if it is a slot.
+    hold: OnceLock<Arc<dyn LeaseHold>>,
+    entered: AtomicBool,
+    block: Counted<Block>,
+}
+
+struct Block {
     free: Mutex<Option<FreeHook>>,
     /// The last user of the last owner.
     freed_after: Mutex<Option<StreamRef>>,
@@ -75,13 +79,14 @@ impl Memory {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(Counted::new(Owned {
             last_user: Mutex::new(None),
-            entered: AtomicBool::new(false),
+            noted: AtomicUsize::new(0),
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            device,
+            addr,
+            bytes,
             hold: OnceLock::new(),
+            entered: AtomicBool::new(false),
             block: Counted::new(Block {
-                id: NEXT.fetch_add(1, Ordering::Relaxed),
-                device,
-                addr,
-                bytes,
                 free: Mutex::new(Some(Box::new(free))),
                 freed_after: Mutex::new(None),
                 kept: Mutex::new(Vec::new()),
@@ -97,27 +102,31 @@ impl Memory {
     }
 
     /// A number no other memory of this process has.
+    #[inline]
     #[must_use]
     pub fn id(&self) -> u64 {
-        self.0.block.id
+        self.0.id
     }
 
     /// The device the bytes belong to.
+    #[inline]
     #[must_use]
     pub fn device(&self) -> DeviceId {
-        self.0.block.device
+        self.0.device
     }
 
     /// The first byte.
+    #[inline]
     #[must_use]
     pub fn addr(&self) -> Addr {
-        self.0.block.addr
+        self.0.addr
     }
 
     /// The length in bytes.
+    #[inline]
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.0.block.bytes
+        self.0.bytes
     }
 
     /// Keeps the bytes mapped without being an owner.
@@ -184,6 +193,30 @@ impl Memory {
         }
     }
 
+    /// Notes that work on the memory is enqueued on a stream.
+    #[inline]
+    pub(crate) fn note_user(&self, stream: &StreamRef) {
+        if self.0.noted.load(Ordering::Relaxed) != stream.address() {
+            self.note_locked(&mut self.lock_last_user(), stream);
+        }
+    }
+
+    /// The same for who has locked the last user.
+    #[inline]
+    pub(crate) fn note_locked(&self, last: &mut Option<StreamRef>, stream: &StreamRef) {
+        if last.as_ref().is_none_or(|last| !last.is_same_as(stream)) {
+            *last = Some(stream.clone());
+            self.0.noted.store(stream.address(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether this is the very memory, by the same counter.
+    #[inline]
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Counted::ptr_eq(&self.0, &other.0)
+    }
+
+    #[inline]
     pub(crate) fn lock_last_user(&self) -> MutexGuard<'_, Option<StreamRef>> {
         self.0
             .last_user

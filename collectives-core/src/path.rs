@@ -239,13 +239,7 @@ impl PathRule {
     /// The kernel as a report names it.
     #[must_use]
     pub const fn report(&self) -> Kernel {
-        self.report_as(false)
-    }
-
-    /// As [`PathRule::report`], where the backend may have been told to use the kernel or fail.
-    #[must_use]
-    pub(crate) const fn report_as(&self, insisted: bool) -> Kernel {
-        if self.forced || insisted {
+        if self.forced {
             Kernel::Forced(self.kernel)
         } else {
             Kernel::Predicted(self.kernel)

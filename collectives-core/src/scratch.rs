@@ -10,7 +10,6 @@ use crate::addr::{Operand, WindowSlice};
 use crate::communicator::{CommInfo, Communicator, Deferred};
 use crate::error::{Error, Misuse, Result};
 use crate::memory::Memory;
-use crate::order;
 use crate::path::Reason;
 use crate::rank::{CaptureId, StreamId};
 use crate::stats::Stats;
@@ -199,7 +198,7 @@ impl Lease {
     /// Notes the stream that work on the lease is enqueued on, so that the bytes are not reused
     /// before that work has finished.
     pub(crate) fn note_use(&self, stream: &StreamRef) {
-        order::note_user(&mut self.memory.lock_last_user(), stream);
+        self.memory.note_user(stream);
     }
 
     /// Gives the lease back after all work on it has been enqueued on its stream.

@@ -50,8 +50,13 @@ impl StreamRef {
     #[inline]
     #[must_use]
     pub fn is_same_as(&self, other: &Self) -> bool {
-        let same = std::ptr::addr_eq(Arc::as_ptr(&self.handle), Arc::as_ptr(&other.handle));
-        same || self.id() == other.id()
+        self.address() == other.address() || self.id() == other.id()
+    }
+
+    /// Where the handle lies, which is no other's place as long as this one is held.
+    #[inline]
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.handle).addr()
     }
 
     /// The device the stream belongs to.

@@ -24,6 +24,14 @@ pub(crate) struct Arithmetic {
     pub(crate) op: Reduction,
 }
 
+impl Arithmetic {
+    /// The plain sum.
+    pub(crate) const fn sum(dtype: DataType) -> Self {
+        let op = Reduction::Plain(RedOp::SUM);
+        Self { dtype, op }
+    }
+}
+
 #[derive(Clone, Copy)]
 pub(crate) enum Reduction {
     None,
@@ -34,22 +42,26 @@ pub(crate) enum Reduction {
 
 impl Call<'_> {
     /// Makes one call, with the operator that its reduction needs.
+    #[inline]
     pub(crate) fn step(
         &self,
         step: Step,
         arithmetic: Arithmetic,
         selection: Option<&CStr>,
     ) -> Result<()> {
-        match arithmetic.op {
-            Reduction::Scaled(scalar) => self.scaled(scalar, arithmetic.dtype, |op| {
-                self.call(step, arithmetic.dtype, op, selection)
-            }),
-            Reduction::Plain(op) => self.call(step, arithmetic.dtype, op, selection),
-            Reduction::None => self.call(step, arithmetic.dtype, RedOp::SUM, selection),
-        }
+        let dtype = arithmetic.dtype;
+        let op = match arithmetic.op {
+            Reduction::Scaled(scalar) => {
+                return self.scaled(scalar, dtype, |op| self.call(step, dtype, op, selection));
+            }
+            Reduction::Plain(op) => op,
+            Reduction::None => RedOp::SUM,
+        };
+        self.call(step, dtype, op, selection)
     }
 
     /// Runs a call with a reduction that multiplies by a scalar first.
+    #[inline(never)]
     fn scaled(
         &self,
         scalar: Scalar,
@@ -88,7 +100,7 @@ impl Call<'_> {
         }
         // SAFETY: nccl.h, "Collective communication operations" and "Send", "Recv": the operands
         // are as long as the checks of `Collective::check` found, valid by the caller of `enqueue`,
-        // and the communicator cannot be freed while its gate is held.
+        // and the communicator is not freed while a call is inside it.
         let called = unsafe {
             match step {
                 Step::AllReduce { send, recv, count } => {
@@ -161,6 +173,7 @@ impl Call<'_> {
         clippy::multiple_unsafe_ops_per_block,
         reason = "one of them runs, and all have one reason to be sound"
     )]
+    #[inline(never)]
     fn selected(&self, step: Step, dtype: DataType, op: RedOp, selection: &CStr) -> Result<()> {
         let Self { nccl, comm, stream } = *self;
         let mut config = CollConfig::new();

@@ -42,20 +42,23 @@ const GRANULE: usize = 2 << 20;
 /// A drop without [`Communicator::shutdown`] makes no collective call and never waits, but counts
 /// as this rank's failure, because the others may be waiting for it. NCCL's communicator is aborted
 /// when the last graph that captured one of its operations is gone.
+///
+/// In the order of declaration, so that what a call reads lies together.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct NcclCommunicator {
+    state: Arc<State>,
+    windows: Windows,
+    /// What the library chooses from.
+    algorithm: Algorithm,
     info: CommInfo,
     capabilities: Capabilities,
     device: Arc<dyn Device>,
     cuda: Arc<CudaDevice>,
-    state: Arc<State>,
-    windows: Windows,
     rounds: Arc<Rounds>,
     /// The word that barriers reduce.
     barrier: Memory,
     splits: u64,
-    /// Whether the library must use a symmetric kernel where the table says that there is one.
-    insists: bool,
 }
 
 impl NcclCommunicator {
@@ -113,11 +116,11 @@ impl NcclCommunicator {
             device: Arc::clone(&cuda) as Arc<dyn Device>,
             cuda,
             info,
+            algorithm: state.options.algorithm,
             state,
             rounds,
             barrier,
             splits: 0,
-            insists: false,
         })
     }
 
@@ -155,29 +158,45 @@ impl NcclCommunicator {
         watchdog::ending()
     }
 
+    #[inline]
     fn check(&self, calls: &[Collective<'_>]) -> Result<()> {
         for call in calls {
             call.check(self.info.rank, self.info.world_size)?;
             self.windows.check("send", call.send)?;
-            self.windows.check("recv", call.recv)?;
+            if call.recv != call.send {
+                self.windows.check("recv", call.recv)?;
+            }
             if is_refused(call, self.info.world_size) {
-                let text = format!("NCCL multiplies no {} on a single rank", call.dtype);
-                return Err(Error::unsupported(Unsupported::Operation(text)));
+                return Err(refused(call));
             }
         }
-        if calls.iter().any(|call| call.kind().is_point_to_point()) {
-            check_self_messages(calls, self.info.rank)?;
+        match calls.iter().any(|call| call.kind().is_point_to_point()) {
+            true => check_self_messages(calls, self.info.rank),
+            false => Ok(()),
         }
-        Ok(())
+    }
+
+    /// The calls of a group that has calls without elements, without those.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Communicator::enqueue`]; the calls were checked.
+    #[cold]
+    unsafe fn enqueue_full(&self, calls: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
+        let full = calls.iter().filter(|call| !call.is_empty());
+        let full: Vec<_> = full.copied().collect();
+        match full.is_empty() {
+            true => Ok(()),
+            // SAFETY: By the caller.
+            false => unsafe { self.enqueue_checked(&full, stream) },
+        }
     }
 
     /// # Safety
     ///
-    /// As for [`Communicator::enqueue`]; the calls were checked, and none is empty.
+    /// As for [`Communicator::enqueue`]; the calls were checked, there are some, and none is empty.
+    #[inline]
     unsafe fn enqueue_checked(&self, calls: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
-        if calls.is_empty() {
-            return Ok(());
-        }
         let site = Site {
             state: &self.state,
             rank: self.info.rank,
@@ -185,10 +204,7 @@ impl NcclCommunicator {
             token: &self.info.token,
             barrier: &self.barrier,
             table: &self.capabilities.paths,
-            algorithm: match (self.state.options.algorithm, self.insists) {
-                (Algorithm::Auto, true) => Algorithm::Symmetric,
-                (algorithm, _) => algorithm,
-            },
+            algorithm: self.algorithm,
         };
         // SAFETY: By the caller.
         unsafe { site.enqueue(calls, stream) }
@@ -228,6 +244,12 @@ impl NcclCommunicator {
     }
 }
 
+#[cold]
+fn refused(call: &Collective<'_>) -> Error {
+    let text = format!("NCCL multiplies no {} on a single rank", call.dtype);
+    Error::unsupported(Unsupported::Operation(text))
+}
+
 impl Communicator for NcclCommunicator {
     fn info(&self) -> &CommInfo {
         &self.info
@@ -244,18 +266,11 @@ impl Communicator for NcclCommunicator {
     unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
         self.state.check_open()?;
         self.check(ops).map_err(|error| self.state.named(error))?;
-        let enqueued = match ops.iter().any(Collective::is_empty) {
+        let enqueued = match ops.is_empty() || ops.iter().any(Collective::is_empty) {
             // SAFETY: By the caller.
             false => unsafe { self.enqueue_checked(ops, stream) },
-            true => {
-                let full: Vec<_> = ops
-                    .iter()
-                    .filter(|call| !call.is_empty())
-                    .copied()
-                    .collect();
-                // SAFETY: By the caller.
-                unsafe { self.enqueue_checked(&full, stream) }
-            }
+            // SAFETY: By the caller.
+            true => unsafe { self.enqueue_full(ops, stream) },
         };
         enqueued.map_err(|error| self.state.note(error))
     }
@@ -288,8 +303,12 @@ impl Communicator for NcclCommunicator {
 
     /// The library can be told since 2.31.
     fn insist(&mut self, on: bool) -> bool {
-        self.insists = on && Algorithm::Symmetric.check(self.version()).is_ok();
-        self.insists
+        let insists = on && Algorithm::Symmetric.check(self.version()).is_ok();
+        self.algorithm = match (self.state.options.algorithm, insists) {
+            (Algorithm::Auto, true) => Algorithm::Symmetric,
+            (algorithm, _) => algorithm,
+        };
+        insists
     }
 
     fn abort_handle(&self) -> AbortHandle {

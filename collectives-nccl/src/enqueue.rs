@@ -11,11 +11,11 @@ use collectives_core::path::PathTable;
 use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
 use collectives_core::stream::StreamRef;
-use nccl_sys::{DataType, RedOp, Stream};
+use nccl_sys::{DataType, Stream};
 
 use crate::call::{Arithmetic, Call, Reduction};
 use crate::convert;
-use crate::device::stream::stream_of;
+use crate::device::stream::{Capturing, CudaStream, stream_of};
 use crate::driver::RawFunction;
 use crate::error::nccl_error;
 use crate::mapping;
@@ -49,12 +49,31 @@ fn divides(call: &Collective<'_>) -> bool {
     matches!(call.op, Op::AllReduce(ReduceOp::Average)) && call.dtype.is_float()
 }
 
+/// The element type and the reduction of an operation.
+#[inline]
+fn arithmetic(op: &Collective<'_>) -> Result<Arithmetic> {
+    let (dtype, reduction) = match op.op {
+        Op::Barrier => return Ok(Arithmetic::sum(DataType::INT32)),
+        _ => (convert::data_type(op.dtype)?, op.reduction()),
+    };
+    if divides(op) {
+        return Ok(Arithmetic::sum(dtype));
+    }
+    let op = match reduction {
+        None => Reduction::None,
+        Some(ReduceOp::PreMulSum(scalar)) => Reduction::Scaled(scalar),
+        Some(other) => convert::reduction(other).map_or(Reduction::None, Reduction::Plain),
+    };
+    Ok(Arithmetic { dtype, op })
+}
+
 impl Site<'_> {
     /// Enqueues operations that were checked, none of them empty.
     ///
     /// # Safety
     ///
     /// As for `Communicator::enqueue`.
+    #[inline]
     pub(crate) unsafe fn enqueue(&self, ops: &[Collective<'_>], on: &StreamRef) -> Result<()> {
         let state = self.state;
         let stream = stream_of(state.device.id, on)?;
@@ -68,41 +87,25 @@ impl Site<'_> {
         }
         let capturing = stream.capturing()?;
         if let Some(capturing) = capturing {
-            let (driver, captures) = (device.driver(), &device.captures);
-            captures.own(driver, capturing, self.token.clone())?;
-            if ops.iter().any(|call| call.op == Op::Barrier) {
-                captures.own(driver, capturing, self.barrier.clone())?;
-            }
-            captures.uses(capturing.id, state);
+            self.claim(capturing, ops)?;
         }
-        let grouped = ops.len() > 1 || !mapping::is_single(&ops[0]);
         state.with_comm(|nccl, comm| {
             let call = Call {
                 nccl,
                 comm,
                 stream: Stream(stream.raw.0),
             };
-            match grouped {
-                false => self.issue(&call, &ops[0]),
-                true => self.group(&call, ops),
+            match ops {
+                [op] => match mapping::single(op, self.rank, self.barrier) {
+                    Some(step) => call.step(step, arithmetic(op)?, self.selection(op)),
+                    None => self.group(&call, ops),
+                },
+                _ => self.group(&call, ops),
             }
         })?;
-        if self.world_size > 1 {
-            for call in ops.iter().filter(|call| divides(call)) {
-                let function: RawFunction = scale::prepare(device, call.dtype)?;
-                let count = call.counts.of(self.rank);
-                // SAFETY: The receive operand is valid and ordered, by the caller.
-                unsafe {
-                    scale::divide(
-                        device,
-                        function,
-                        call.recv.addr,
-                        count,
-                        self.world_size,
-                        stream.raw,
-                    )
-                }?;
-            }
+        for call in ops.iter().filter(|call| divides(call)) {
+            // SAFETY: The receive operand is valid and ordered, by the caller.
+            unsafe { self.divide(call, stream) }?;
         }
         if capturing.is_none() {
             if stream.is_foreign() {
@@ -113,6 +116,37 @@ impl Site<'_> {
         Ok(())
     }
 
+    /// Makes the graph that is being captured own what the operations use.
+    #[cold]
+    fn claim(&self, capturing: Capturing, ops: &[Collective<'_>]) -> Result<()> {
+        let device = &self.state.device;
+        let (driver, captures) = (device.driver(), &device.captures);
+        captures.own(driver, capturing, self.token.clone())?;
+        if ops.iter().any(|call| call.op == Op::Barrier) {
+            captures.own(driver, capturing, self.barrier.clone())?;
+        }
+        captures.uses(capturing.id, self.state);
+        Ok(())
+    }
+
+    /// Makes an average of a sum, in stream order.
+    ///
+    /// # Safety
+    ///
+    /// As for `Communicator::enqueue`.
+    #[inline(never)]
+    unsafe fn divide(&self, call: &Collective<'_>, stream: &CudaStream) -> Result<()> {
+        if self.world_size == 1 {
+            return Ok(());
+        }
+        let device = &self.state.device;
+        let function: RawFunction = scale::prepare(device, call.dtype)?;
+        let (at, count) = (call.recv.addr, call.counts.of(self.rank));
+        // SAFETY: By the caller.
+        unsafe { scale::divide(device, function, at, count, self.world_size, stream.raw) }
+    }
+
+    #[inline(never)]
     fn group(&self, call: &Call<'_>, ops: &[Collective<'_>]) -> Result<()> {
         // SAFETY: `ncclGroupStart` (nccl.h, "Group semantics") is ended below on this thread.
         unsafe { call.nccl.group_start() }.map_err(nccl_error)?;
@@ -123,37 +157,23 @@ impl Site<'_> {
     }
 
     fn issue(&self, call: &Call<'_>, op: &Collective<'_>) -> Result<()> {
-        let dtype = match op.op {
-            Op::Barrier => DataType::INT32,
-            _ => convert::data_type(op.dtype)?,
-        };
-        let op_of = |reduction| match reduction {
-            ReduceOp::PreMulSum(scalar) => Reduction::Scaled(scalar),
-            other => convert::reduction(other).map_or(Reduction::None, Reduction::Plain),
-        };
-        let op_code = match (op.op, op.reduction()) {
-            (Op::Barrier, _) => Reduction::Plain(RedOp::SUM),
-            _ if divides(op) => Reduction::Plain(RedOp::SUM),
-            (_, Some(reduction)) => op_of(reduction),
-            (_, None) => Reduction::None,
-        };
-        let arithmetic = Arithmetic { dtype, op: op_code };
+        let arithmetic = arithmetic(op)?;
         let selection = self.selection(op);
-        mapping::steps(
-            op,
-            self.rank,
-            self.world_size,
-            self.barrier.addr(),
-            &mut |step| call.step(step, arithmetic, selection),
-        )
+        mapping::steps(op, self.rank, self.world_size, self.barrier, &mut |step| {
+            call.step(step, arithmetic, selection)
+        })
     }
 
     /// What the library is told to choose from, for a call on windows that a kernel serves.
     #[inline]
     fn selection(&self, op: &Collective<'_>) -> Option<&'static CStr> {
-        if self.algorithm == Algorithm::Auto {
-            return None;
+        match self.algorithm {
+            Algorithm::Auto => None,
+            _ => self.selected(op),
         }
+    }
+
+    fn selected(&self, op: &Collective<'_>) -> Option<&'static CStr> {
         let rule = self.table.rule(op, self.rank, self.world_size).ok()?;
         let in_windows = (!rule.needs.send() || op.send.window.is_some())
             && (!rule.needs.recv() || op.recv.window.is_some());

@@ -6,6 +6,7 @@ use collectives_core::error::{Error, ErrorKind, Unsupported};
 pub(crate) const BACKEND: &str = "nccl";
 
 /// What the NCCL library said, as an error of this backend.
+#[cold]
 pub(crate) fn nccl_error(error: nccl_sys::Error) -> Error {
     let mapped = match &error {
         nccl_sys::Error::NotFound { .. } | nccl_sys::Error::NoVersion { .. } => {

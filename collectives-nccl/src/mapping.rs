@@ -15,6 +15,7 @@
 use collectives_core::addr::Addr;
 use collectives_core::collective::{Collective, Counts, Op};
 use collectives_core::error::{Misuse, Result};
+use collectives_core::memory::Memory;
 use collectives_core::rank::Rank;
 
 /// One call of NCCL.
@@ -73,12 +74,46 @@ pub(crate) fn is_single(call: &Collective<'_>) -> bool {
     }
 }
 
+/// The one call that an operation [is](is_single); a barrier reduces the communicator's own word.
+#[inline]
+pub(crate) fn single(call: &Collective<'_>, rank: Rank, barrier: &Memory) -> Option<Step> {
+    let (send, recv) = (call.send.addr, call.recv.addr);
+    let count = call.counts.of(rank);
+    let step = match call.op {
+        _ if !is_single(call) => return None,
+        Op::AllReduce(_) => Step::AllReduce { send, recv, count },
+        Op::ReduceScatter(_) => Step::ReduceScatter { send, recv, count },
+        Op::AllGather => Step::AllGather { send, recv, count },
+        Op::Broadcast { root } => Step::Broadcast {
+            send: if root == rank { send } else { recv },
+            recv,
+            count,
+            root,
+        },
+        Op::Reduce { root, .. } => Step::Reduce {
+            send,
+            recv: if root == rank { recv } else { send },
+            count,
+            root,
+        },
+        Op::Send { to } => Step::Send { send, count, to },
+        Op::Recv { from } => Step::Recv { recv, count, from },
+        Op::Barrier => Step::AllReduce {
+            send: barrier.addr(),
+            recv: barrier.addr(),
+            count: 1,
+        },
+        _ => return None,
+    };
+    Some(step)
+}
+
 /// Gives `each` the calls of an operation that was checked, as `rank` of `world_size` makes them.
 pub(crate) fn steps(
     call: &Collective<'_>,
     rank: Rank,
     world_size: usize,
-    barrier: Addr,
+    barrier: &Memory,
     each: &mut dyn FnMut(Step) -> Result<()>,
 ) -> Result<()> {
     let (send, recv) = (call.send.addr, call.recv.addr);
@@ -86,9 +121,10 @@ pub(crate) fn steps(
     let size = call.dtype.size();
     let ranks = || (0..world_size).map(Rank::new);
     let part = |base: Addr, counts: Counts<'_>, of: Rank| base.offset(counts.before(of) * size);
+    if let Some(step) = single(call, rank, barrier) {
+        return each(step);
+    }
     match call.op {
-        Op::AllReduce(_) => each(Step::AllReduce { send, recv, count }),
-        Op::ReduceScatter(_) if is_single(call) => each(Step::ReduceScatter { send, recv, count }),
         Op::ReduceScatter(_) => ranks().try_for_each(|root| {
             let count = call.counts.of(root);
             let send = part(send, call.counts, root);
@@ -105,7 +141,6 @@ pub(crate) fn steps(
                 each,
             )
         }),
-        Op::AllGather if is_single(call) => each(Step::AllGather { send, recv, count }),
         Op::AllGather => ranks().try_for_each(|root| {
             let count = call.counts.of(root);
             let recv = part(recv, call.counts, root);
@@ -122,24 +157,6 @@ pub(crate) fn steps(
                 each,
             )
         }),
-        Op::Broadcast { root } => {
-            let send = if root == rank { send } else { recv };
-            each(Step::Broadcast {
-                send,
-                recv,
-                count,
-                root,
-            })
-        }
-        Op::Reduce { root, .. } => {
-            let recv = if root == rank { recv } else { send };
-            each(Step::Reduce {
-                send,
-                recv,
-                count,
-                root,
-            })
-        }
         Op::AllToAll { recv_counts } => ranks().try_for_each(|peer| {
             let to = part(send, call.counts, peer);
             let count = call.counts.of(peer);
@@ -187,13 +204,6 @@ pub(crate) fn steps(
                 true => own_part(send, recv, count, rank, each),
                 false => skip_empty(Step::Send { send, count, to }, count, each),
             }
-        }),
-        Op::Send { to } => each(Step::Send { send, count, to }),
-        Op::Recv { from } => each(Step::Recv { recv, count, from }),
-        Op::Barrier => each(Step::AllReduce {
-            send: barrier,
-            recv: barrier,
-            count: 1,
         }),
         _ => Err(Misuse::Other(format!("NCCL does not know {}", call.kind())).into()),
     }
@@ -248,6 +258,7 @@ pub(crate) fn check_self_messages(calls: &[Collective<'_>], rank: Rank) -> Resul
 mod tests {
     use collectives_core::addr::Operand;
     use collectives_core::dtype::DType;
+    use collectives_core::rank::DeviceId;
     use collectives_core::reduce::ReduceOp;
 
     use super::*;
@@ -268,7 +279,8 @@ mod tests {
 
     fn all(call: &Collective<'_>, rank: u32, world_size: usize) -> Vec<Step> {
         let mut found = Vec::new();
-        steps(call, Rank(rank), world_size, at(8), &mut |step| {
+        let barrier = Memory::token(DeviceId::fresh(), || {});
+        steps(call, Rank(rank), world_size, &barrier, &mut |step| {
             found.push(step);
             Ok(())
         })
@@ -347,8 +359,8 @@ mod tests {
     fn a_barrier_uses_the_communicators_own_word() {
         let found = all(&Collective::BARRIER, 0, 2);
         let word = Step::AllReduce {
-            send: at(8),
-            recv: at(8),
+            send: Addr::NULL,
+            recv: Addr::NULL,
             count: 1,
         };
         assert_eq!(found, [word]);

@@ -11,8 +11,8 @@ use collectives_core::addr::WindowId;
 use collectives_core::bootstrap::Bootstrap;
 use collectives_core::communicator::Abort;
 use collectives_core::error::{Error, ErrorKind, Result};
-use collectives_core::rank::{Rank, StreamId};
-use collectives_core::stream::StreamRef;
+use collectives_core::rank::Rank;
+use collectives_core::stream::{StreamHandle as _, StreamRef};
 use nccl_sys::{Comm, Nccl};
 
 use crate::device::garbage::ready;
@@ -24,25 +24,32 @@ use crate::watchdog;
 use crate::window::Window;
 
 /// The shared part of one rank's end.
+///
+/// In the order of declaration: what a call touches comes first, on a cache line of its own, because
+/// between two calls the library fills the caches with what is its.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct State {
     pub(crate) nccl: &'static Nccl,
     pub(crate) device: Arc<Shared>,
-    pub(crate) bootstrap: Arc<dyn Bootstrap>,
-    pub(crate) options: Options,
     /// NCCL writes it at once when set-up begins, so that set-up can be aborted.
     handle: AtomicPtr<c_void>,
-    /// Held while NCCL enqueues, so that an abort does not free the communicator under it.
-    gate: Mutex<()>,
-    failed: AtomicBool,
-    failure: Mutex<Option<Error>>,
-    closed: AtomicBool,
-    work: Work,
     /// Since when a call of NCCL enqueues, in milliseconds since `born`; zero when none does. The
     /// first call of a kind sets connections up, for which it waits for other ranks.
     entered: AtomicU64,
     /// The same clock as the watchdog read it last, which costs a call nothing.
     clock: AtomicU64,
+    /// Pieces of eager work enqueued on this communicator.
+    enqueued: AtomicU64,
+    /// The stream that the last of `streams` is, or null.
+    noted: AtomicPtr<StreamState>,
+    failed: AtomicBool,
+    closed: AtomicBool,
+    failure: Mutex<Option<Error>>,
+    /// Streams with work that may not have finished.
+    streams: Mutex<Vec<Used>>,
+    pub(crate) bootstrap: Arc<dyn Bootstrap>,
+    pub(crate) options: Options,
     born: Instant,
     pub(crate) windows: Mutex<BTreeMap<WindowId, Window>>,
     control: Mutex<Control>,
@@ -60,20 +67,13 @@ pub(crate) struct Control {
     pub(crate) ended: bool,
 }
 
-/// Work enqueued on this communicator.
-#[derive(Debug, Default)]
-struct Work {
-    enqueued: AtomicU64,
-    streams: Mutex<Vec<Used>>,
-}
-
 /// A stream with work that may not have finished.
 #[derive(Clone, Debug)]
 enum Used {
     /// One of ours, which can be asked as long as it is held.
     Owned(StreamRef),
     /// Somebody else's, which may be gone or begin to capture at any moment; its work was marked.
-    Foreign(StreamId, Weak<StreamState>),
+    Foreign(Weak<StreamState>),
 }
 
 impl State {
@@ -86,16 +86,17 @@ impl State {
         Self {
             nccl,
             device,
-            bootstrap,
-            options,
             handle: AtomicPtr::new(ptr::null_mut()),
-            gate: Mutex::new(()),
-            failed: AtomicBool::new(false),
-            failure: Mutex::new(None),
-            closed: AtomicBool::new(false),
-            work: Work::default(),
             entered: AtomicU64::new(0),
             clock: AtomicU64::new(0),
+            enqueued: AtomicU64::new(0),
+            noted: AtomicPtr::new(ptr::null_mut()),
+            failed: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            streams: Mutex::default(),
+            bootstrap,
+            options,
             born: Instant::now(),
             windows: Mutex::default(),
             control: Mutex::default(),
@@ -114,16 +115,23 @@ impl State {
     /// [`ErrorKind::Closed`], and the first failure.
     #[inline]
     pub(crate) fn check_open(&self) -> Result<()> {
-        if self.failed.load(Ordering::Acquire) {
-            return Err(self.later_error());
+        let failed = self.failed.load(Ordering::SeqCst);
+        match failed || self.closed.load(Ordering::Acquire) {
+            true => Err(self.refusal()),
+            false => Ok(()),
         }
-        if self.closed.load(Ordering::Acquire) {
-            return Err(self.named(Error::new(ErrorKind::Closed)));
+    }
+
+    #[cold]
+    fn refusal(&self) -> Error {
+        match self.health() {
+            Err(error) => error,
+            Ok(()) => self.named(Error::new(ErrorKind::Closed)),
         }
-        Ok(())
     }
 
     /// The first failure.
+    #[inline]
     pub(crate) fn health(&self) -> Result<()> {
         match self.failed.load(Ordering::Acquire) {
             true => Err(self.later_error()),
@@ -132,6 +140,7 @@ impl State {
     }
 
     /// What calls after the first failure get: what happened to others, or that it happened here.
+    #[cold]
     fn later_error(&self) -> Error {
         let failure = lock(&self.failure);
         let error = match failure.as_ref().map(Error::kind) {
@@ -156,7 +165,7 @@ impl State {
             return;
         }
         *failure = Some(error.clone());
-        self.failed.store(true, Ordering::Release);
+        self.failed.store(true, Ordering::SeqCst);
         drop(failure);
         tracing::warn!(%error, rank = self.rank().0, "the communicator has failed");
         self.fail_streams(error);
@@ -171,7 +180,7 @@ impl State {
         let Ok(_current) = self.device.context.enter_relaxed() else {
             return;
         };
-        let streams = lock(&self.work.streams).clone();
+        let streams = lock(&self.streams).clone();
         for used in streams {
             if !self.is_finished(&used) {
                 used.fail(error);
@@ -186,7 +195,7 @@ impl State {
                 let cuda = stream.downcast::<CudaStream>();
                 return cuda.is_none_or(CudaStream::is_idle);
             }
-            Used::Foreign(_, stream) => stream.upgrade().and_then(|stream| stream.tail()),
+            Used::Foreign(stream) => stream.upgrade().and_then(|stream| stream.tail()),
         };
         tail.is_none_or(|tail| {
             // SAFETY: `cuEventQuery` (cuda.h, "Event Management"): the state keeps the event.
@@ -228,16 +237,15 @@ impl State {
         self.handle.as_ptr().cast()
     }
 
-    /// Runs a call of NCCL that does not wait for other ranks.
+    /// Runs a call of NCCL that does not wait for other ranks. Only the thread that has the
+    /// communicator comes here.
     #[inline]
     pub(crate) fn with_comm<R>(&self, call: impl FnOnce(&Nccl, Comm) -> Result<R>) -> Result<R> {
-        let _gate = lock(&self.gate);
+        let inside = Inside::of(self);
         self.check_open()?;
         let comm = self.comm()?;
-        let clock = self.clock.load(Ordering::Relaxed);
-        self.entered.store(clock.max(1), Ordering::Relaxed);
         let result = call(self.nccl, comm);
-        self.entered.store(0, Ordering::Relaxed);
+        drop(inside);
         self.health()?;
         result
     }
@@ -280,10 +288,11 @@ impl State {
         Comm(self.handle.load(Ordering::Acquire))
     }
 
+    #[inline]
     fn comm(&self) -> Result<Comm> {
         let comm = self.raw();
         match comm.is_null() {
-            true => Err(self.named(Error::new(ErrorKind::Closed))),
+            true => Err(self.refusal()),
             false => Ok(comm),
         }
     }
@@ -291,34 +300,49 @@ impl State {
     /// Notes eager work on a stream, after marking its end if the stream is somebody else's.
     #[inline]
     pub(crate) fn note_work(&self, stream: &StreamRef, cuda: &CudaStream) {
-        self.work.enqueued.fetch_add(1, Ordering::Release);
-        let id = stream.id();
-        let mut streams = lock(&self.work.streams);
-        if streams.last().is_none_or(|last| last.id() != id) {
-            streams.retain(|used| used.id() != id && !used.is_gone());
-            streams.push(match cuda.is_foreign() {
-                true => Used::Foreign(id, Arc::downgrade(&cuda.state)),
-                false => Used::Owned(stream.clone()),
-            });
+        self.enqueued.fetch_add(1, Ordering::SeqCst);
+        // After the count and before whoever takes the streams away looks at it again, or behind that
+        // and in vain: one of the two sees the other.
+        if !ptr::eq(self.noted.load(Ordering::SeqCst), &raw const *cuda.state) {
+            self.note_stream(stream, cuda);
         }
+    }
+
+    #[cold]
+    fn note_stream(&self, stream: &StreamRef, cuda: &CudaStream) {
+        let mut streams = lock(&self.streams);
+        // What goes now may come again at the same address.
+        self.noted.store(ptr::null_mut(), Ordering::SeqCst);
+        streams.retain(|used| !used.is(cuda) && !used.is_gone());
+        streams.push(match cuda.is_foreign() {
+            true => Used::Foreign(Arc::downgrade(&cuda.state)),
+            false => Used::Owned(stream.clone()),
+        });
+        let noted = Arc::as_ptr(&cuda.state).cast_mut();
+        self.noted.store(noted, Ordering::SeqCst);
     }
 
     /// Whether all eager work enqueued so far has finished, and how much there was.
     pub(crate) fn progress(&self) -> (bool, u64) {
-        let enqueued = self.work.enqueued.load(Ordering::Acquire);
-        let streams = lock(&self.work.streams).clone();
+        let enqueued = self.enqueued.load(Ordering::SeqCst);
+        let streams = lock(&self.streams).clone();
         let finished = streams.iter().all(|used| self.is_finished(used));
-        if finished && self.work.enqueued.load(Ordering::Acquire) == enqueued {
+        if finished && self.enqueued.load(Ordering::SeqCst) == enqueued {
             // Nothing holds a stream of ours longer than its work takes.
-            let mut noted = lock(&self.work.streams);
-            let done = match self.work.enqueued.load(Ordering::Acquire) == enqueued {
-                true => std::mem::take(&mut *noted),
-                false => Vec::new(),
-            };
-            drop(noted);
-            drop(done);
+            drop(self.forget_streams(enqueued));
         }
         (finished, enqueued)
+    }
+
+    /// Takes the streams, unless more work was enqueued than this. Whoever enqueues counts first and
+    /// looks for its stream then, and here it is the other way round, so nothing is lost between.
+    fn forget_streams(&self, enqueued: u64) -> Vec<Used> {
+        let mut streams = lock(&self.streams);
+        self.noted.store(ptr::null_mut(), Ordering::SeqCst);
+        match self.enqueued.load(Ordering::SeqCst) == enqueued {
+            true => std::mem::take(&mut *streams),
+            false => Vec::new(),
+        }
     }
 
     /// Waits for the eager work that this rank enqueued.
@@ -403,34 +427,50 @@ impl State {
         (!comm.is_null()).then_some(comm)
     }
 
-    /// Waits a little for a call of NCCL that enqueues to return.
-    pub(crate) fn wait_for_gate(&self, patience: Duration) -> Option<MutexGuard<'_, ()>> {
+    /// Waits a little for a call of NCCL that enqueues to return. The communicator has failed, so no
+    /// other begins.
+    pub(crate) fn wait_for_calls(&self, patience: Duration) {
         let begun = Instant::now();
-        while begun.elapsed() < patience {
-            match self.gate.try_lock() {
-                Ok(gate) => return Some(gate),
-                Err(std::sync::TryLockError::Poisoned(gate)) => return Some(gate.into_inner()),
-                Err(std::sync::TryLockError::WouldBlock) => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-            }
+        while self.entered.load(Ordering::SeqCst) != 0 && begun.elapsed() < patience {
+            std::thread::sleep(Duration::from_millis(1));
         }
-        None
+    }
+}
+
+/// While it lives a call of NCCL may use the communicator, and an abort waits.
+///
+/// Who calls says so and then looks for a failure; who aborts does it the other way round. So one of
+/// them sees the other.
+struct Inside<'a>(&'a AtomicU64);
+
+impl<'a> Inside<'a> {
+    #[inline]
+    fn of(state: &'a State) -> Self {
+        let clock = state.clock.load(Ordering::Relaxed);
+        state.entered.swap(clock.max(1), Ordering::SeqCst);
+        Self(&state.entered)
+    }
+}
+
+impl Drop for Inside<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
     }
 }
 
 impl Used {
-    fn id(&self) -> StreamId {
+    fn is(&self, stream: &CudaStream) -> bool {
         match self {
-            Self::Owned(stream) => stream.id(),
-            Self::Foreign(id, _) => *id,
+            Self::Owned(used) => used.id() == stream.id(),
+            Self::Foreign(used) => ptr::eq(used.as_ptr(), Arc::as_ptr(&stream.state)),
         }
     }
 
     fn is_gone(&self) -> bool {
         match self {
             Self::Owned(_) => false,
-            Self::Foreign(_, stream) => stream.strong_count() == 0,
+            Self::Foreign(stream) => stream.strong_count() == 0,
         }
     }
 
@@ -442,7 +482,7 @@ impl Used {
                     cuda.state.fail(error);
                 }
             }
-            Self::Foreign(_, stream) => {
+            Self::Foreign(stream) => {
                 if let Some(stream) = stream.upgrade() {
                     stream.fail(error);
                 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use collectives_core::error::{Error, ErrorKind, Result};
 
-use crate::driver::Current;
+use crate::driver::CurrentRelaxed;
 use crate::error::nccl_error;
 use crate::exit;
 use crate::state::{State, lock};
@@ -153,14 +153,13 @@ fn look(state: &State, stall: &mut Stall) {
 
 /// Aborts NCCL's communicator, once it is published.
 fn abort(state: &State) {
-    let gate = state.wait_for_gate(PATIENCE);
+    state.wait_for_calls(PATIENCE);
     let Some(comm) = state.take_comm() else {
         return;
     };
     // SAFETY: `ncclCommAbort` (nccl.h) may be called while another thread uses the communicator,
     // and the handle was taken, so that it is called once and nothing begins afterwards.
     let aborted = unsafe { state.nccl.comm_abort(comm) };
-    drop(gate);
     if let Err(error) = aborted {
         tracing::debug!(%error, "the abort itself failed");
     }
@@ -168,7 +167,7 @@ fn abort(state: &State) {
 }
 
 /// Ends NCCL's communicator after its last owner is gone.
-fn end(state: &State, current: Option<&Current>) {
+fn end(state: &State, current: Option<&CurrentRelaxed>) {
     let windows = std::mem::take(&mut *lock(&state.windows));
     if let Some(comm) = state.take_comm() {
         let clean = state.is_closed() && current.is_some();

@@ -26,21 +26,30 @@ const ALIGNMENT: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Window {
     pub(crate) native: nccl_sys::Window,
-    base: Addr,
-    pub(crate) bytes: usize,
     #[expect(dead_code, reason = "held for its drop, after the window's end")]
     mapped: KeepAlive,
 }
 
 /// The windows of one communicator on one rank.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Windows {
+    /// Where the live windows are, ascending by ordinal: what a call looks up without a lock.
+    places: Vec<Place>,
     comm: CommId,
     state: Arc<State>,
     device: Arc<CudaDevice>,
     rounds: Arc<Rounds>,
     /// The next ordinal; never reused.
     next: u64,
+}
+
+/// Where a window lies.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    window: WindowId,
+    base: Addr,
+    bytes: usize,
 }
 
 impl Windows {
@@ -56,6 +65,7 @@ impl Windows {
             device,
             rounds,
             next: 0,
+            places: Vec::new(),
         }
     }
 
@@ -65,15 +75,23 @@ impl Windows {
 
     /// The window that wholly contains a range.
     pub(crate) fn containing(&self, addr: Addr, bytes: usize) -> Option<WindowSlice> {
-        let live = self.live();
-        live.iter().find_map(|(id, window)| {
-            let offset = addr.value().checked_sub(window.base.value())?;
-            (offset.checked_add(bytes)? <= window.bytes).then_some(WindowSlice {
+        self.places.iter().find_map(|place| {
+            let offset = addr.value().checked_sub(place.base.value())?;
+            (offset.checked_add(bytes)? <= place.bytes).then_some(WindowSlice {
                 comm: self.comm,
-                window: *id,
+                window: place.window,
                 offset,
             })
         })
+    }
+
+    /// The place of a live window.
+    #[inline]
+    fn place(&self, window: WindowId) -> Option<&Place> {
+        let index = self
+            .places
+            .binary_search_by_key(&window, |place| place.window);
+        index.ok().map(|index| &self.places[index])
     }
 
     /// Checks that an operand lies in the window it names.
@@ -82,28 +100,26 @@ impl Windows {
         let Some(slice) = operand.window else {
             return Ok(());
         };
-        let live = self.live();
-        let window = match live.get(&slice.window) {
-            Some(window) if slice.comm == self.comm => window,
-            _ => return Err(Misuse::UnknownWindow.into()),
+        let fits = |place: &Place| {
+            let end = slice.offset.checked_add(operand.bytes);
+            end.is_some_and(|end| end <= place.bytes)
+                && operand.addr == place.base.offset(slice.offset)
         };
-        let end = slice.offset.checked_add(operand.bytes);
-        if end.is_some_and(|end| end <= window.bytes)
-            && operand.addr == window.base.offset(slice.offset)
-        {
-            Ok(())
-        } else {
-            Err(Misuse::OutsideWindow { which }.into())
+        let place = self.place(slice.window);
+        match place.filter(|_| slice.comm == self.comm) {
+            Some(place) if fits(place) => Ok(()),
+            place => Err(outside(which, place)),
         }
     }
 
+    /// Windows that have not been deregistered.
     pub(crate) fn count(&self) -> usize {
         self.live().len()
     }
 
     /// Bytes of the windows there are.
     pub(crate) fn bytes(&self) -> Vec<usize> {
-        self.live().values().map(|window| window.bytes).collect()
+        self.places.iter().map(|place| place.bytes).collect()
     }
 
     fn check_registrable(&self, memory: &Memory) -> Result<(), Outcome> {
@@ -111,8 +127,8 @@ impl Windows {
             return Err(Outcome::WrongDevice);
         }
         let operand = Operand::new(memory.addr(), memory.bytes());
-        let overlaps = |window: &Window| operand.overlaps(Operand::new(window.base, window.bytes));
-        if self.live().values().any(overlaps) {
+        let overlaps = |place: &Place| operand.overlaps(Operand::new(place.base, place.bytes));
+        if self.places.iter().any(overlaps) {
             return Err(Outcome::AlreadyRegistered);
         }
         if memory.bytes() == 0 || !memory.addr().value().is_multiple_of(ALIGNMENT) {
@@ -182,11 +198,14 @@ impl Windows {
             id,
             Window {
                 native,
-                base: memory.addr(),
-                bytes: memory.bytes(),
                 mapped: memory.keep_alive(),
             },
         );
+        self.places.push(Place {
+            window: id,
+            base: memory.addr(),
+            bytes: memory.bytes(),
+        });
         Ok(id)
     }
 
@@ -223,12 +242,10 @@ impl Windows {
     }
 
     fn retire_checked(&mut self, window: WindowId) -> Result<()> {
-        let local = match self.live().contains_key(&window) {
-            true => Ok(()),
-            false => Err(Outcome::UnknownWindow),
-        };
+        let local = self.place(window).map(drop).ok_or(Outcome::UnknownWindow);
         let all = self.round("retire", local.map(|()| [window.0]))?;
         round::equal(all.into_iter().flatten(), Field::Window)?;
+        self.places.retain(|place| place.window != window);
         let removed = self.live().remove(&window);
         match removed {
             Some(window) => self.deregister(window.native),
@@ -241,22 +258,21 @@ impl Windows {
         if rank.index() >= world_size {
             return Err(Misuse::RankOutOfRange { rank, world_size }.into());
         }
-        let live = self.live();
-        let window = live.get(&window).ok_or(Misuse::UnknownWindow)?;
-        if offset > window.bytes {
+        let place = self.place(window).ok_or(Misuse::UnknownWindow)?;
+        if offset > place.bytes {
             return Err(Misuse::OutOfBounds {
                 offset,
                 bytes: 0,
-                available: window.bytes,
+                available: place.bytes,
             }
             .into());
         }
         if rank == self.state.rank() {
             // The memory's own address, so that a kernel sees its bytes at one address only.
-            return Ok(window.base.offset(offset));
+            return Ok(place.base.offset(offset));
         }
-        let (native, peer) = (window.native, convert::rank(rank)?);
-        drop(live);
+        let native = self.live().get(&window).map(|window| window.native);
+        let (native, peer) = (native.ok_or(Misuse::UnknownWindow)?, convert::rank(rank)?);
         let _current = self.device.shared.context.enter_relaxed()?;
         let mut pointer = std::ptr::null_mut();
         self.state.with_comm(|nccl, _| {
@@ -281,6 +297,15 @@ impl Windows {
     }
 }
 
+/// What is wrong with an operand's window, which is not there or lies elsewhere.
+#[cold]
+fn outside(which: &'static str, place: Option<&Place>) -> Error {
+    match place {
+        None => Misuse::UnknownWindow.into(),
+        Some(_) => Misuse::OutsideWindow { which }.into(),
+    }
+}
+
 impl SymmetricMemory for Windows {
     fn allocate(&mut self, bytes: usize, extend: Option<WindowId>) -> Result<Memory> {
         self.state.check_open()?;
@@ -288,13 +313,12 @@ impl SymmetricMemory for Windows {
             None => None,
             Some(window) => {
                 self.check_extensible()?;
-                let live = self.live();
-                let window = live.get(&window).ok_or(Misuse::UnknownWindow)?;
+                let place = self.place(window).ok_or(Misuse::UnknownWindow)?;
                 let blocks = self.device.shared.blocks()?;
                 let why = "only memory that was allocated here can be extended";
                 Some(
                     blocks
-                        .find(window.base, window.bytes)
+                        .find(place.base, place.bytes)
                         .ok_or(Misuse::NotRegistrable { why })?,
                 )
             }

@@ -64,6 +64,7 @@ impl Nccl {
     }
 
     /// The error of a call that returned `code`.
+    #[cold]
     #[must_use]
     pub fn failed(&self, name: &'static str, code: Code) -> Error {
         let text = |pointer: *const c_char| {
@@ -138,7 +139,9 @@ macro_rules! symbols {
             $($(#[$doc])*
             #[inline]
             pub unsafe fn $field(&self, $($arg: $ty),*) -> Result<(), Error> {
-                let function = self.symbols.$field.ok_or_else(|| self.missing($name))?;
+                let Some(function) = self.symbols.$field else {
+                    return Err(self.missing($name));
+                };
                 // SAFETY: By the caller.
                 self.check($name, unsafe { function($($arg),*) })
             })+

@@ -2,7 +2,8 @@
 
 use super::ops::common_dtype;
 use super::route::{self, Route};
-use super::staged::{self, Staged, aligned};
+use super::run::Pieces;
+use super::staged::{self, aligned};
 use super::{Collectives, describe};
 use crate::collective::{Collective, Counts, Op};
 use crate::communicator::Communicator;
@@ -163,18 +164,21 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             .iter()
             .map(|call| self.route(call, captured))
             .collect();
-        let lease = self.lease_for(&group.calls, &routes, Site { stream, capture })?;
+        let site = Site { stream, capture };
+        let lease = self.lease_for(&group.calls, &routes, site)?;
         let mut offset = 0;
-        let mut staged = Vec::with_capacity(routes.len());
+        let (mut into, mut out) = (Vec::new(), Vec::new());
         let mut reports = Vec::with_capacity(routes.len());
-        for (call, route) in group.calls.iter().zip(routes) {
+        for (call, route) in group.calls.iter_mut().zip(routes) {
             let (path, reason, kernel) = match (route, &lease) {
                 (Route::Stage { sides, kernel }, Ok(Some(lease))) => {
                     let bytes = staged::scratch_bytes(call, sides, self.world_size)?;
                     let scratch = lease.operand().slice(offset, bytes)?;
                     offset += aligned(bytes)?;
-                    staged.push(staged::stage(*call, sides, scratch, self.world_size)?);
                     reports.push(OpReport::staged(call, lease, kernel));
+                    let copies = staged::stage(call, sides, scratch, self.world_size)?;
+                    into.extend(copies.into);
+                    out.extend(copies.out);
                     continue;
                 }
                 (Route::Stage { .. }, Err(reason)) => (Path::Fallback, *reason, Kernel::Ordinary),
@@ -192,12 +196,16 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             };
             route::permit(call, path, reason, self.fallback)?;
             reports.push(OpReport::unstaged(call, path, reason, kernel));
-            staged.push(Staged::as_is(*call));
         }
-        if !staged.is_empty() {
+        if !group.calls.is_empty() {
             let mut owners: Vec<_> = group.owners.iter().collect();
             let lease = lease.as_ref().ok().and_then(Option::as_ref);
-            self.enqueue(&staged, lease, &mut owners, stream, capture)?;
+            let pieces = Pieces {
+                into: &into,
+                calls: &group.calls,
+                out: &out,
+            };
+            self.enqueue(&pieces, lease, &mut owners, site)?;
         }
         if let Ok(Some(lease)) = lease {
             lease.complete()?;

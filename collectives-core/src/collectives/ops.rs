@@ -257,6 +257,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         let dtype = common_dtype(send, recv)?;
         let call = describe(op, send, recv, dtype, counts);
         match (send.and_then(Tensor::owner), recv.and_then(Tensor::owner)) {
+            (Some(send), Some(recv)) if send.is(recv) => self.run(call, &mut [send], stream),
             (Some(send), Some(recv)) => self.run(call, &mut [send, recv], stream),
             (Some(one), None) | (None, Some(one)) => self.run(call, &mut [one], stream),
             (None, None) => self.run(call, &mut [], stream),

@@ -1,9 +1,9 @@
 //! Chooses the path of one call: a pure function of what all ranks see.
 
+use super::rows::{Row, Rows};
 use crate::collective::Collective;
 use crate::error::{Error, ErrorKind, Result};
-use crate::path::{Fallback, Kernel, Path, PathRule, Reason, Sides, Staging};
-use crate::rank::Rank;
+use crate::path::{Fallback, Kernel, Path, Reason, Sides, Staging};
 
 /// What the table says about a call, copied out so that the communicator can be used.
 #[derive(Clone, Copy, Debug)]
@@ -31,60 +31,56 @@ impl Route {
 /// The settings of the handle that a route depends on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules<'a> {
-    pub(super) table: &'a crate::path::PathTable,
+    pub(super) rows: &'a Rows,
     pub(super) symmetric: bool,
     pub(super) staging: Staging,
-    pub(super) rank: Rank,
     pub(super) world_size: usize,
     pub(super) captured: bool,
     /// Whether the backend uses the symmetric kernel or fails.
     pub(super) insisted: bool,
 }
 
-/// The path of a call with elements.
+/// The path of a call with elements that was checked.
+#[inline]
 pub(super) fn choose(call: &Collective<'_>, rules: &Rules<'_>) -> Route {
     if rules.world_size == 1 {
         return Route::ordinary(Path::Direct, Reason::SingleRank);
     }
-    let rule = match rules.table.rule(call, rules.rank, rules.world_size) {
+    let row = match rules.rows.find(call) {
         Ok(_) if !rules.symmetric => {
             return Route::ordinary(Path::Fallback, Reason::NoSymmetricMemory);
         }
-        Ok(rule) => rule,
+        Ok(row) => row,
         Err(Reason::NoKernelForOperation) => {
             return Route::ordinary(Path::Direct, Reason::NoKernelForOperation);
         }
         Err(reason) => return Route::ordinary(Path::Fallback, reason),
     };
     let forced = rules.staging == Staging::Forced;
-    match missing_sides(call, rule, forced) {
+    match missing_sides(call, row, forced) {
         None => Route::AsIs {
             path: Path::ZeroCopy,
             reason: Reason::Registered,
-            kernel: rule.report_as(rules.insisted),
+            kernel: row.kernel(rules.insisted),
         },
         Some(_) if rules.staging == Staging::Never => {
             Route::ordinary(Path::Direct, Reason::StagingOff)
         }
-        Some(_) if !forced && !pays(call, rule, rules) => {
+        Some(_) if !forced && !row.pays(call, rules.captured) => {
             Route::ordinary(Path::Direct, Reason::TooSmall)
         }
         Some(sides) => Route::Stage {
             sides,
-            kernel: rule.report_as(rules.insisted),
+            kernel: row.kernel(rules.insisted),
         },
     }
 }
 
-fn pays(call: &Collective<'_>, rule: &PathRule, rules: &Rules<'_>) -> bool {
-    let bytes = crate::path::largest_operand_bytes(call, rules.rank, rules.world_size);
-    bytes >= rule.staging_pays_from(rules.captured)
-}
-
 /// The sides the kernel needs in a window that are not; all it needs when staging is forced.
-fn missing_sides(call: &Collective<'_>, rule: &PathRule, forced: bool) -> Option<Sides> {
-    let send = rule.needs.send() && (forced || call.send.window.is_none());
-    let recv = rule.needs.recv() && (forced || call.recv.window.is_none());
+#[inline]
+fn missing_sides(call: &Collective<'_>, row: &Row, forced: bool) -> Option<Sides> {
+    let send = row.needs.send() && (forced || call.send.window.is_none());
+    let recv = row.needs.recv() && (forced || call.recv.window.is_none());
     match (send, recv) {
         (true, true) => Some(Sides::Both),
         (true, false) => Some(Sides::Send),
@@ -94,17 +90,26 @@ fn missing_sides(call: &Collective<'_>, rule: &PathRule, forced: bool) -> Option
 }
 
 /// Refuses the ordinary path of an operation that has symmetric kernels, where that is forbidden.
+#[inline]
 pub(super) fn permit(
     call: &Collective<'_>,
     path: Path,
     reason: Reason,
     fallback: Fallback,
 ) -> Result<()> {
+    match fallback {
+        Fallback::Allow => Ok(()),
+        Fallback::Forbid => permit_none(call, path, reason),
+    }
+}
+
+#[inline(never)]
+fn permit_none(call: &Collective<'_>, path: Path, reason: Reason) -> Result<()> {
     let exempt = matches!(
         reason,
         Reason::NoKernelForOperation | Reason::SingleRank | Reason::Empty
     );
-    if fallback == Fallback::Forbid && matches!(path, Path::Direct | Path::Fallback) && !exempt {
+    if matches!(path, Path::Direct | Path::Fallback) && !exempt {
         return Err(Error::new(ErrorKind::FallbackForbidden {
             op: call.kind(),
             why: reason.to_string(),
@@ -121,12 +126,12 @@ mod tests {
     use crate::addr::{Addr, Operand, WindowId, WindowSlice};
     use crate::collective::{Counts, Op, OpKind};
     use crate::dtype::DType;
-    use crate::path::PathTable;
+    use crate::path::{PathRule, PathTable};
     use crate::rank::CommId;
     use crate::reduce::ReduceOp;
 
-    fn table() -> PathTable {
-        PathTable(vec![PathRule {
+    fn rows() -> Rows {
+        let table = PathTable(vec![PathRule {
             op: OpKind::AllReduce,
             dtypes: &[DType::F32],
             reductions: &[0],
@@ -137,7 +142,8 @@ mod tests {
             stage_from_captured: 32,
             kernel: "k",
             forced: false,
-        }])
+        }]);
+        Rows::of(&table, 2)
     }
 
     fn call(count: usize, dtype: DType, op: ReduceOp, in_window: bool) -> Collective<'static> {
@@ -211,10 +217,9 @@ mod tests {
         #[case] expected: &str,
     ) {
         let rules = Rules {
-            table: &table(),
+            rows: &rows(),
             symmetric: true,
             staging,
-            rank: Rank(0),
             world_size: 2,
             captured,
             insisted: false,
@@ -230,10 +235,9 @@ mod tests {
     fn a_backend_that_obeys_makes_a_forecast_a_fact() {
         let kernel = |insisted, in_window, staging| {
             let rules = Rules {
-                table: &table(),
+                rows: &rows(),
                 symmetric: true,
                 staging,
-                rank: Rank(0),
                 world_size: 2,
                 captured: false,
                 insisted,

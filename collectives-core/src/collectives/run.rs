@@ -1,8 +1,10 @@
 //! The life of one call, from check to report.
 
+use std::slice;
+
 use super::Collectives;
 use super::route::{self, Route, Rules};
-use super::staged::{self, Copy, Staged};
+use super::staged::{self, Copy};
 use crate::addr::Operand;
 use crate::collective::Collective;
 use crate::communicator::Communicator;
@@ -15,6 +17,14 @@ use crate::rank::CaptureId;
 use crate::scratch::{Lease, Request, ScratchAllocator, Site};
 use crate::stream::{Stream, StreamRef};
 
+/// What is enqueued for one call or group, in stream order.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pieces<'a, 'c> {
+    pub(super) into: &'a [Copy],
+    pub(super) calls: &'a [Collective<'c>],
+    pub(super) out: &'a [Copy],
+}
+
 impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// Runs one call whose operands `owners` own.
     pub(super) fn run(
@@ -23,11 +33,13 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         owners: &mut [&Memory],
         stream: &Stream,
     ) -> Result<OpReport> {
-        let name = call.kind().name();
-        self.run_one(&mut call, owners, stream)
-            .map_err(|error| self.with_context(error, name))
+        match self.run_one(&mut call, owners, stream) {
+            Ok(report) => Ok(report),
+            Err(error) => Err(self.with_context(error, call.kind().name())),
+        }
     }
 
+    #[cold]
     pub(super) fn with_context(&self, error: Error, operation: &'static str) -> Error {
         error
             .during(operation)
@@ -35,41 +47,74 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             .on_rank(self.rank)
     }
 
+    #[inline]
     fn run_one(
         &mut self,
         call: &mut Collective<'_>,
         owners: &mut [&Memory],
-        stream: &Stream,
+        stream: &StreamRef,
     ) -> Result<OpReport> {
         let capture = self.check(call, stream)?;
-        let (staged, report, lease) = match self.route(call, capture.is_some()) {
+        let site = Site { stream, capture };
+        let (path, reason, kernel) = match self.route(call, capture.is_some()) {
             Route::AsIs {
                 path,
                 reason,
                 kernel,
-            } => {
-                route::permit(call, path, reason, self.fallback)?;
-                let report = OpReport::unstaged(call, path, reason, kernel);
-                (Staged::as_is(*call), report, None)
-            }
+            } => (path, reason, kernel),
             Route::Stage { sides, kernel } => {
-                self.stage(call, sides, kernel, Site { stream, capture })?
+                let bytes = staged::scratch_bytes(call, sides, self.world_size)?;
+                let request = Request::new(bytes);
+                match self.scratch.acquire(&mut self.comm, request, site) {
+                    Ok(lease) => {
+                        let report = OpReport::staged(call, &lease, kernel);
+                        self.run_staged(call, sides, lease, owners, site)?;
+                        return Ok(report);
+                    }
+                    Err(error) => {
+                        let reason = self.reason_to_fall_back(error, bytes)?;
+                        (Path::Fallback, reason, Kernel::Ordinary)
+                    }
+                }
             }
         };
-        self.enqueue(&[staged], lease.as_ref(), owners, stream, capture)?;
-        if let Some(lease) = lease {
-            lease.complete()?;
-        }
-        Ok(report)
+        route::permit(call, path, reason, self.fallback)?;
+        let pieces = Pieces {
+            into: &[],
+            calls: slice::from_ref(call),
+            out: &[],
+        };
+        self.enqueue(&pieces, None, owners, site)?;
+        Ok(OpReport::unstaged(call, path, reason, kernel))
+    }
+
+    #[inline]
+    fn run_staged(
+        &mut self,
+        call: &mut Collective<'_>,
+        sides: Sides,
+        lease: Lease,
+        owners: &mut [&Memory],
+        site: Site<'_>,
+    ) -> Result<()> {
+        let copies = staged::stage(call, sides, lease.operand(), self.world_size)?;
+        let pieces = Pieces {
+            into: copies.into.as_slice(),
+            calls: slice::from_ref(call),
+            out: copies.out.as_slice(),
+        };
+        self.enqueue(&pieces, Some(&lease), owners, site)?;
+        lease.complete()
     }
 
     /// Checks a call and gives its operands the windows they lie in, where that is wanted.
+    #[inline]
     pub(super) fn check(
         &self,
         call: &mut Collective<'_>,
         stream: &StreamRef,
     ) -> Result<Option<CaptureId>> {
-        if stream.device() != self.device.id() {
+        if stream.device() != self.device_id {
             return Err(Misuse::WrongDevice { what: "the stream" }.into());
         }
         call.check(self.rank, self.world_size)?;
@@ -80,6 +125,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         self.device.capture_state(stream)
     }
 
+    #[inline(never)]
     fn look_up(&self, operand: Operand) -> Operand {
         Operand {
             window: operand
@@ -89,46 +135,21 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         }
     }
 
+    #[inline]
     pub(super) fn route(&self, call: &Collective<'_>, captured: bool) -> Route {
         if call.is_empty() {
             // Enqueued all the same: a backend that compares calls compares this one too.
             return Route::ordinary(Path::Direct, Reason::Empty);
         }
-        let capabilities = self.comm.capabilities();
-        route::choose(
-            call,
-            &Rules {
-                table: &capabilities.paths,
-                symmetric: capabilities.symmetric.is_ok(),
-                staging: self.staging,
-                rank: self.rank,
-                world_size: self.world_size,
-                captured,
-                insisted: self.insisted,
-            },
-        )
-    }
-
-    fn stage<'c>(
-        &mut self,
-        call: &Collective<'c>,
-        sides: Sides,
-        kernel: Kernel,
-        site: Site<'_>,
-    ) -> Result<(Staged<'c>, OpReport, Option<Lease>)> {
-        let bytes = staged::scratch_bytes(call, sides, self.world_size)?;
-        match self.acquire(bytes, site)? {
-            Ok(lease) => {
-                let staged = staged::stage(*call, sides, lease.operand(), self.world_size)?;
-                let report = OpReport::staged(call, &lease, kernel);
-                Ok((staged, report, Some(lease)))
-            }
-            Err(reason) => {
-                route::permit(call, Path::Fallback, reason, self.fallback)?;
-                let report = OpReport::unstaged(call, Path::Fallback, reason, Kernel::Ordinary);
-                Ok((Staged::as_is(*call), report, None))
-            }
-        }
+        let rules = Rules {
+            rows: &self.rows,
+            symmetric: self.symmetric,
+            staging: self.staging,
+            world_size: self.world_size,
+            captured,
+            insisted: self.insisted,
+        };
+        route::choose(call, &rules)
     }
 
     /// A lease, or the reason to take the ordinary path.
@@ -140,76 +161,89 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         let request = Request::new(bytes);
         match self.scratch.acquire(&mut self.comm, request, site) {
             Ok(lease) => Ok(Ok(lease)),
-            Err(error) => match self.scratch.fallback_reason(&error) {
-                Some(reason) => {
-                    tracing::debug!(%error, bytes, "taking the ordinary path");
-                    Ok(Err(reason))
-                }
-                None => Err(error),
-            },
+            Err(error) => self.reason_to_fall_back(error, bytes).map(Err),
+        }
+    }
+
+    /// Why the ordinary path is taken where scratch could not be had, if it may be.
+    #[cold]
+    fn reason_to_fall_back(&self, error: Error, bytes: usize) -> Result<Reason> {
+        match self.scratch.fallback_reason(&error) {
+            Some(reason) => {
+                tracing::debug!(%error, bytes, "taking the ordinary path");
+                Ok(reason)
+            }
+            None => Err(error),
         }
     }
 
     /// Enqueues copies in, the operations as one group, and copies out, in stream order.
+    #[inline]
     pub(super) fn enqueue(
         &mut self,
-        staged: &[Staged<'_>],
+        pieces: &Pieces<'_, '_>,
         lease: Option<&Lease>,
         owners: &mut [&Memory],
-        stream: &Stream,
-        capture: Option<CaptureId>,
+        site: Site<'_>,
     ) -> Result<()> {
-        let Self { comm, device, .. } = self;
-        let device = &**device;
-        if capture.is_some() {
-            order::retained(device, owners, stream)?;
-            return enqueue_all(comm, device, staged, stream);
+        if site.capture.is_some() {
+            let Self { comm, device, .. } = self;
+            order::retained(&**device, owners, site.stream)?;
+            return enqueue_all(comm, &**device, pieces, self.drains, site.stream);
         }
         if let Some(lease) = lease {
-            lease.note_use(stream);
+            lease.note_use(site.stream);
         }
-        order::exclusively(device, owners, stream, || {
-            enqueue_all(comm, device, staged, stream)
+        let (id, drains) = (self.device_id, self.drains);
+        let Self { comm, device, .. } = self;
+        let device = &**device;
+        order::exclusively_on(device, id, owners, site.stream, || {
+            enqueue_all(comm, device, pieces, drains, site.stream)
         })
     }
 }
 
 /// The data-moving part; if it unwinds, peers must not wait for this rank.
+#[inline]
 fn enqueue_all<C: Communicator>(
     comm: &mut C,
     device: &dyn Device,
-    staged: &[Staged<'_>],
+    pieces: &Pieces<'_, '_>,
+    drains: bool,
     stream: &StreamRef,
 ) -> Result<()> {
     let guard = AbortOnPanic(comm);
-    for copy in staged.iter().filter_map(|staged| staged.copy_in) {
+    for copy in pieces.into {
         enqueue_copy(device, copy, stream)?;
     }
-    match staged {
-        // SAFETY: `check` found the operands valid in shape. Their bytes are valid for the device
-        // by the contract of `Tensor` or of the lease, and the stream is ordered after their last
-        // users: by the caller for owners, by the allocator for slots.
-        [one] => unsafe { guard.0.enqueue(&[one.call], stream) },
-        // SAFETY: As above.
-        many => unsafe {
-            let calls: Vec<_> = many.iter().map(|staged| staged.call).collect();
-            guard.0.enqueue(&calls, stream)
-        },
-    }?;
-    if !guard.0.capabilities().drains && staged.iter().any(Staged::is_read_by_peers) {
+    // SAFETY: `check` found the operands valid in shape. Their bytes are valid for the device by the
+    // contract of `Tensor` or of the lease, and the stream is ordered after their last users: by the
+    // caller for owners, by the allocator for slots.
+    unsafe { guard.0.enqueue(pieces.calls, stream) }?;
+    if !drains && pieces.calls.iter().any(is_read_by_peers) {
         // SAFETY: A barrier has no operands.
         unsafe { guard.0.enqueue(&[Collective::BARRIER], stream) }?;
     }
-    for copy in staged.iter().filter_map(|staged| staged.copy_out) {
+    for copy in pieces.out {
         enqueue_copy(device, copy, stream)?;
     }
+    // Nothing unwound, so nobody needs to be asked whether something does.
+    std::mem::forget(guard);
     Ok(())
 }
 
-fn enqueue_copy(device: &dyn Device, copy: Copy, stream: &StreamRef) -> Result<()> {
+#[inline]
+fn enqueue_copy(device: &dyn Device, copy: &Copy, stream: &StreamRef) -> Result<()> {
     // SAFETY: One range lies in the lease and the other in the tensor; both are valid until the
     // copy has run, for the reasons given at the enqueue.
     unsafe { device.copy(copy.dst, copy.src, copy.bytes, stream) }
+}
+
+/// Whether peers may read or write its operands themselves. It is the same on all ranks, since windows
+/// are an argument that they share.
+fn is_read_by_peers(call: &Collective<'_>) -> bool {
+    let windows = [call.send.window, call.recv.window];
+    !call.kind().is_point_to_point() && windows.iter().any(Option::is_some)
 }
 
 struct AbortOnPanic<'a, C: Communicator>(&'a mut C);
@@ -219,23 +253,6 @@ impl<C: Communicator> Drop for AbortOnPanic<'_, C> {
         if std::thread::panicking() {
             self.0.abort_handle().abort("panicked inside a collective");
         }
-    }
-}
-
-impl<'c> Staged<'c> {
-    pub(super) const fn as_is(call: Collective<'c>) -> Self {
-        Self {
-            call,
-            copy_in: None,
-            copy_out: None,
-        }
-    }
-
-    /// Whether peers may read or write its operands themselves. It is the same on all ranks, since
-    /// windows are an argument that they share.
-    fn is_read_by_peers(&self) -> bool {
-        let windows = [self.call.send.window, self.call.recv.window];
-        !self.call.kind().is_point_to_point() && windows.iter().any(Option::is_some)
     }
 }
 

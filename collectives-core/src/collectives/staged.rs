@@ -14,23 +14,30 @@ pub(super) struct Copy {
     pub(super) bytes: usize,
 }
 
-/// A call that runs on exactly the requested bytes of a slot.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Staged<'c> {
-    pub(super) call: Collective<'c>,
-    pub(super) copy_in: Option<Copy>,
-    pub(super) copy_out: Option<Copy>,
+/// The copies before and after a call that runs on exactly the requested bytes of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Copies {
+    pub(super) into: Option<Copy>,
+    pub(super) out: Option<Copy>,
 }
 
 /// Scratch bytes of a call: equal on all ranks, also where ranks have parts of different length.
 ///
 /// An all-reduce runs in place in one range, since its sides are equally long; other operations
 /// give each staged side its own.
+#[inline]
 pub(super) fn scratch_bytes(
     call: &Collective<'_>,
     sides: Sides,
     world_size: usize,
 ) -> Result<usize> {
+    match (call.kind(), call.counts) {
+        (OpKind::AllReduce, Counts::Even(count)) => call.dtype.bytes(count),
+        _ => sides_bytes(call, sides, world_size),
+    }
+}
+
+fn sides_bytes(call: &Collective<'_>, sides: Sides, world_size: usize) -> Result<usize> {
     let (send, recv) = side_bytes(call, world_size)?;
     if call.kind() == OpKind::AllReduce {
         return Ok(send);
@@ -70,45 +77,43 @@ fn too_large() -> Error {
     Misuse::Other("the scratch of this call overflows the address space".to_owned()).into()
 }
 
-/// The call on `scratch`, which has [`scratch_bytes`] bytes.
-pub(super) fn stage<'c>(
-    call: Collective<'c>,
+/// Moves the call to `scratch`, which has [`scratch_bytes`] bytes.
+#[inline]
+pub(super) fn stage(
+    call: &mut Collective<'_>,
     sides: Sides,
     scratch: Operand,
     world_size: usize,
-) -> Result<Staged<'c>> {
+) -> Result<Copies> {
     let both = sides.send() && sides.recv() && call.kind() != OpKind::AllReduce;
     let recv_start = match both {
-        true => aligned(side_bytes(&call, world_size)?.0)?,
+        true => aligned(side_bytes(call, world_size)?.0)?,
         false => 0,
     };
-    let send = match sides.send() {
-        true => scratch.slice(0, call.send.bytes)?,
-        false => call.send,
-    };
-    let recv = match sides.recv() {
-        true => scratch.slice(recv_start, call.recv.bytes)?,
-        false => call.recv,
-    };
-    Ok(Staged {
-        copy_in: sides
-            .send()
-            .then(|| copy(send, call.send))
-            .filter(|copy| copy.bytes > 0),
-        copy_out: sides
-            .recv()
-            .then(|| copy(call.recv, recv))
-            .filter(|copy| copy.bytes > 0),
-        call: call.with_operands(send, recv),
+    let (send, recv) = (call.send, call.recv);
+    if sides.send() {
+        call.send = scratch.slice(0, send.bytes)?;
+    }
+    if sides.recv() {
+        call.recv = match both || !sides.send() {
+            true => scratch.slice(recv_start, recv.bytes)?,
+            // An all-reduce runs in place, on sides that are equally long.
+            false => call.send,
+        };
+    }
+    Ok(Copies {
+        into: copy(sides.send(), call.send, send),
+        out: copy(sides.recv(), recv, call.recv),
     })
 }
 
-fn copy(dst: Operand, src: Operand) -> Copy {
-    Copy {
+#[inline]
+fn copy(staged: bool, dst: Operand, src: Operand) -> Option<Copy> {
+    (staged && src.bytes > 0).then_some(Copy {
         dst: dst.addr,
         src: src.addr,
         bytes: src.bytes,
-    }
+    })
 }
 
 #[cfg(test)]
@@ -137,46 +142,41 @@ mod tests {
 
     #[test]
     fn all_reduce_runs_in_place_on_exactly_the_requested_bytes() {
-        let call = call(
+        let mut call = call(
             Op::AllReduce(ReduceOp::Sum),
             at(1 << 20, 100),
             at(1 << 21, 100),
             100,
         );
         assert_eq!(scratch_bytes(&call, Sides::Both, 2).unwrap(), 100);
-        let staged = stage(call, Sides::Both, at(4096, 100), 2).unwrap();
-        assert_eq!(staged.call.send, at(4096, 100));
-        assert_eq!(staged.call.recv, at(4096, 100));
-        assert_eq!(staged.copy_in.unwrap().src.value(), 1 << 20);
-        assert_eq!(staged.copy_out.unwrap().dst.value(), 1 << 21);
+        let copies = stage(&mut call, Sides::Both, at(4096, 100), 2).unwrap();
+        assert_eq!(call.send, at(4096, 100));
+        assert_eq!(call.recv, at(4096, 100));
+        assert_eq!(copies.into.unwrap().src.value(), 1 << 20);
+        assert_eq!(copies.out.unwrap().dst.value(), 1 << 21);
     }
 
     #[test]
     fn reduce_scatter_stages_what_it_reads_and_all_gather_what_it_writes() {
-        let scatter = call(
+        let mut scatter = call(
             Op::ReduceScatter(ReduceOp::Sum),
             at(1 << 20, 200),
             at(1 << 21, 100),
             100,
         );
-        let staged = stage(scatter, Sides::Send, at(4096, 200), 2).unwrap();
-        assert_eq!(staged.call.recv, at(1 << 21, 100));
-        assert_eq!(
-            (staged.copy_in.unwrap().bytes, staged.copy_out),
-            (200, None)
-        );
-        let gather = call(Op::AllGather, at(1 << 20, 100), at(1 << 21, 200), 100);
-        let staged = stage(gather, Sides::Recv, at(4096, 200), 2).unwrap();
-        assert_eq!(staged.call.send, at(1 << 20, 100));
-        assert_eq!(
-            (staged.copy_in, staged.copy_out.unwrap().bytes),
-            (None, 200)
-        );
+        let copies = stage(&mut scatter, Sides::Send, at(4096, 200), 2).unwrap();
+        assert_eq!(scatter.send, at(4096, 200));
+        assert_eq!(scatter.recv, at(1 << 21, 100));
+        assert_eq!((copies.into.unwrap().bytes, copies.out), (200, None));
+        let mut gather = call(Op::AllGather, at(1 << 20, 100), at(1 << 21, 200), 100);
+        let copies = stage(&mut gather, Sides::Recv, at(4096, 200), 2).unwrap();
+        assert_eq!(gather.send, at(1 << 20, 100));
+        assert_eq!((copies.into, copies.out.unwrap().bytes), (None, 200));
     }
 
     #[test]
     fn two_sides_of_one_lease_are_aligned_apart() {
-        let scatter = call(
+        let mut scatter = call(
             Op::ReduceScatter(ReduceOp::Sum),
             at(1 << 20, 200),
             at(1 << 21, 100),
@@ -184,8 +184,8 @@ mod tests {
         );
         let bytes = scratch_bytes(&scatter, Sides::Both, 2).unwrap();
         assert_eq!(bytes, SCRATCH_ALIGNMENT + 100);
-        let staged = stage(scatter, Sides::Both, at(8192, bytes), 2).unwrap();
-        assert_eq!(staged.call.recv, at(8192 + SCRATCH_ALIGNMENT, 100));
+        stage(&mut scatter, Sides::Both, at(8192, bytes), 2).unwrap();
+        assert_eq!(scatter.recv, at(8192 + SCRATCH_ALIGNMENT, 100));
     }
 
     #[test]
@@ -198,8 +198,8 @@ mod tests {
                 let mut gather = call(Op::AllGather, send, recv, 0);
                 gather.counts = Counts::Uneven(&counts);
                 let bytes = scratch_bytes(&gather, Sides::Both, 2).unwrap();
-                let staged = stage(gather, Sides::Both, at(1 << 22, bytes), 2).unwrap();
-                (bytes, staged.call.recv)
+                stage(&mut gather, Sides::Both, at(1 << 22, bytes), 2).unwrap();
+                (bytes, gather.recv)
             })
             .collect();
         assert_eq!(places[0], places[1]);

@@ -117,6 +117,7 @@ unsafe impl Device for CudaDevice {
         captures.own(self.driver(), capturing, memory)
     }
 
+    #[inline]
     unsafe fn copy(&self, dst: Addr, src: Addr, bytes: usize, stream: &StreamRef) -> Result<()> {
         let stream = stream_of(self.shared.id, stream)?;
         stream.health()?;

@@ -12,15 +12,18 @@ use super::event::Event;
 use super::garbage::{Item, ready};
 use super::shared::Shared;
 use crate::driver::{
-    CAPTURE_ACTIVE, CAPTURE_NONE, EVENT_DISABLE_TIMING, RawEvent, RawGraph, RawNode, RawStream,
-    STREAM_NON_BLOCKING,
+    CAPTURE_ACTIVE, CAPTURE_NONE, Driver, EVENT_DISABLE_TIMING, RawEvent, RawGraph, RawNode,
+    RawStream, STREAM_NON_BLOCKING,
 };
 
-/// The handle behind a stream of this backend.
+/// The handle behind a stream of this backend; all that a call asks of it is on one cache line.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct CudaStream {
     pub(crate) raw: RawStream,
     id: StreamId,
+    device: DeviceId,
+    driver: &'static Driver,
     owned: bool,
     pub(crate) state: Arc<StreamState>,
     shared: Arc<Shared>,
@@ -64,7 +67,7 @@ unsafe impl StreamHandle for CudaStream {
     }
 
     fn device(&self) -> DeviceId {
-        self.shared.id
+        self.device
     }
 
     fn raw(&self) -> usize {
@@ -76,9 +79,14 @@ unsafe impl StreamHandle for CudaStream {
 #[inline]
 pub(crate) fn stream_of(device: DeviceId, stream: &StreamRef) -> Result<&CudaStream> {
     match stream.downcast::<CudaStream>() {
-        Some(cuda) if cuda.shared.id == device => Ok(cuda),
-        _ => Err(Misuse::WrongDevice { what: "the stream" }.into()),
+        Some(cuda) if cuda.device == device => Ok(cuda),
+        _ => Err(wrong_stream()),
     }
+}
+
+#[cold]
+fn wrong_stream() -> Error {
+    Misuse::WrongDevice { what: "the stream" }.into()
 }
 
 impl CudaStream {
@@ -122,6 +130,8 @@ impl CudaStream {
         Ok(Self {
             raw,
             id: StreamId::from_raw(id),
+            device: shared.id,
+            driver: shared.driver(),
             owned,
             state: Arc::new(StreamState {
                 failure: OnceLock::new(),
@@ -151,17 +161,16 @@ impl CudaStream {
     /// The capture it is part of.
     #[inline]
     pub(crate) fn capturing(&self) -> Result<Option<Capturing>> {
-        let driver = self.shared.driver();
         let mut status = CAPTURE_NONE;
         // SAFETY: `cuStreamIsCapturing` (cuda.h, "Stream Management"): the stream is valid.
-        unsafe { driver.stream_is_capturing(self.raw, &raw mut status) }?;
+        unsafe { self.driver.stream_is_capturing(self.raw, &raw mut status) }?;
         match status {
             CAPTURE_NONE => Ok(None),
-            CAPTURE_ACTIVE => self.capture_info(),
-            _ => Err(Error::capture(CaptureFault::Invalidated)),
+            _ => self.capture_info(),
         }
     }
 
+    #[cold]
     fn capture_info(&self) -> Result<Option<Capturing>> {
         Ok(self.capturing_after()?.map(|(capturing, _)| capturing))
     }
@@ -172,7 +181,7 @@ impl CudaStream {
         let (mut nodes, mut count) = (ptr::null(), 0);
         // SAFETY: `cuStreamGetCaptureInfo` (cuda.h, "Stream Management"): the stream is valid.
         unsafe {
-            self.shared.driver().stream_get_capture_info(
+            self.driver.stream_get_capture_info(
                 self.raw,
                 &raw mut status,
                 &raw mut id,
@@ -201,11 +210,7 @@ impl CudaStream {
     #[inline]
     pub(crate) fn mark(&self) -> Result<()> {
         // SAFETY: `cuEventRecord` (cuda.h, "Event Management"): both handles are valid.
-        unsafe {
-            self.shared
-                .driver()
-                .event_record(self.state.tail.raw, self.raw)
-        }?;
+        unsafe { self.driver.event_record(self.state.tail.raw, self.raw) }?;
         self.state.marked.store(true, Ordering::Release);
         Ok(())
     }
@@ -213,7 +218,7 @@ impl CudaStream {
     /// Whether all eager work on a stream of ours has finished. The context is current, in relaxed
     /// mode.
     pub(crate) fn is_idle(&self) -> bool {
-        let driver = self.shared.driver();
+        let driver = self.driver;
         let _beginning = self.lock_beginning();
         let queried = match (self.capturing(), self.tail()) {
             // SAFETY: `cuStreamQuery` (cuda.h, "Stream Management"): the stream is valid, and does
@@ -251,7 +256,7 @@ impl CudaStream {
     /// On a stream of somebody else all such work was marked, so that nothing has to be asked of a
     /// stream that may begin to capture at any moment.
     pub(crate) fn settled_or_event(&self) -> Result<Settled> {
-        let driver = self.shared.driver();
+        let driver = self.driver;
         let by_tail = || match self.tail() {
             None => Ok(Settled::Yes),
             Some(tail) => {

@@ -19,9 +19,14 @@ pub(crate) struct Context {
 #[derive(Debug)]
 pub(crate) struct Current {
     popped_by: Option<&'static Driver>,
-    /// Held for its drop, which restores the mode.
-    relaxed: Option<Relaxed>,
     _thread: PhantomData<*mut ()>,
+}
+
+/// The same in relaxed capture mode. The caller's context is restored first, then its mode.
+#[derive(Debug)]
+pub(crate) struct CurrentRelaxed {
+    _current: Current,
+    _relaxed: Relaxed,
 }
 
 impl Context {
@@ -31,40 +36,48 @@ impl Context {
         let mut current = RawContext::NULL;
         // SAFETY: `cuCtxGetCurrent` (cuda.h, "Context Management") writes one handle.
         unsafe { self.driver.context_get_current(&raw mut current) }?;
-        let popped_by = match current == self.raw {
-            true => None,
-            false => {
-                // SAFETY: The primary context is retained for ever.
-                unsafe { self.driver.context_push(self.raw) }?;
-                Some(self.driver)
-            }
-        };
+        if current != self.raw {
+            self.push()?;
+        }
         Ok(Current {
-            popped_by,
-            relaxed: None,
+            popped_by: (current != self.raw).then_some(self.driver),
             _thread: PhantomData,
         })
     }
 
+    #[cold]
+    fn push(&self) -> Result<()> {
+        // SAFETY: The primary context is retained for ever.
+        unsafe { self.driver.context_push(self.raw) }
+    }
+
     /// Makes the context current, in relaxed capture mode.
     #[inline]
-    pub(crate) fn enter_relaxed(&self) -> Result<Current> {
+    pub(crate) fn enter_relaxed(&self) -> Result<CurrentRelaxed> {
         let relaxed = Relaxed::enter(self.driver)?;
-        let mut current = self.enter()?;
-        current.relaxed = Some(relaxed);
-        Ok(current)
+        Ok(CurrentRelaxed {
+            _current: self.enter()?,
+            _relaxed: relaxed,
+        })
     }
 }
 
 impl Drop for Current {
+    #[inline]
     fn drop(&mut self) {
         if let Some(driver) = self.popped_by {
-            let mut popped = RawContext::NULL;
-            // SAFETY: `cuCtxPopCurrent` (cuda.h, "Context Management") undoes the push of `enter`
-            // on the same thread, as this value cannot leave it.
-            if let Err(error) = unsafe { driver.context_pop(&raw mut popped) } {
-                tracing::error!(%error, "the caller's CUDA context could not be restored");
-            }
+            pop(driver);
         }
+    }
+}
+
+/// Undoes the push of [`Context::enter`].
+#[cold]
+fn pop(driver: &Driver) {
+    let mut popped = RawContext::NULL;
+    // SAFETY: `cuCtxPopCurrent` (cuda.h, "Context Management") takes back what was pushed on the same
+    // thread, which a `Current` cannot leave.
+    if let Err(error) = unsafe { driver.context_pop(&raw mut popped) } {
+        tracing::error!(%error, "the caller's CUDA context could not be restored");
     }
 }

@@ -12,12 +12,14 @@ use super::sys::Code;
 const LIBRARY: &str = "cuda";
 
 /// The error of a function that the driver lacks.
+#[cold]
 pub(super) fn missing(name: &'static str) -> Error {
     let text = format!("the CUDA driver has no {name}; it is too old");
     Error::unsupported(Unsupported::Version(text))
 }
 
 /// The error of a call that returned a code.
+#[cold]
 pub(super) fn failed(name: &'static str, code: Code) -> Error {
     let fault = match code {
         Code::CAPTURE_INVALIDATED | Code::CAPTURE_UNSUPPORTED => Some(CaptureFault::Invalidated),

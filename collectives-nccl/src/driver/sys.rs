@@ -226,13 +226,21 @@ fn find<F: Copy>(library: &Library, name: &str) -> Option<F> {
 }
 
 functions! {
+    // What calls enqueue with lies together, on two cache lines.
+    context_get_current = "cuCtxGetCurrent" (context: *mut RawContext);
+    stream_is_capturing = "cuStreamIsCapturing" (stream: RawStream, status: *mut c_int);
+    copy_device_to_device = "cuMemcpyDtoDAsync_v2" (dst: DevicePointer, src: DevicePointer, bytes: usize, stream: RawStream);
+    event_record = "cuEventRecord" (event: RawEvent, stream: RawStream);
+    stream_wait_event = "cuStreamWaitEvent" (stream: RawStream, event: RawEvent, flags: c_uint);
+    graph_launch = "cuGraphLaunch" (executable: RawExecutable, stream: RawStream);
+    launch_kernel = "cuLaunchKernel" (function: RawFunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: RawStream, params: *mut *mut c_void, extra: *mut *mut c_void);
+    // The rest.
     init = "cuInit" (flags: c_uint);
     device_get = "cuDeviceGet" (device: *mut RawDevice, ordinal: c_int);
     device_get_count = "cuDeviceGetCount" (count: *mut c_int);
     device_get_attribute = "cuDeviceGetAttribute" (value: *mut c_int, attribute: c_int, device: RawDevice);
     device_get_uuid = "cuDeviceGetUuid" (uuid: *mut [u8; 16], device: RawDevice);
     primary_context_retain = "cuDevicePrimaryCtxRetain" (context: *mut RawContext, device: RawDevice);
-    context_get_current = "cuCtxGetCurrent" (context: *mut RawContext);
     context_push = "cuCtxPushCurrent_v2" (context: RawContext);
     context_pop = "cuCtxPopCurrent_v2" (context: *mut RawContext);
     exchange_capture_mode = "cuThreadExchangeStreamCaptureMode" (mode: *mut c_int);
@@ -242,22 +250,18 @@ functions! {
     stream_get_context = "cuStreamGetCtx" (stream: RawStream, context: *mut RawContext);
     stream_query = "cuStreamQuery" (stream: RawStream);
     stream_synchronize = "cuStreamSynchronize" (stream: RawStream);
-    stream_wait_event = "cuStreamWaitEvent" (stream: RawStream, event: RawEvent, flags: c_uint);
-    stream_is_capturing = "cuStreamIsCapturing" (stream: RawStream, status: *mut c_int);
     stream_begin_capture = "cuStreamBeginCapture_v2" (stream: RawStream, mode: c_int);
     stream_end_capture = "cuStreamEndCapture" (stream: RawStream, graph: *mut RawGraph);
     stream_get_capture_info = "cuStreamGetCaptureInfo_v2" (stream: RawStream, status: *mut c_int, id: *mut u64, graph: *mut RawGraph, dependencies: *mut *const RawNode, count: *mut usize);
     stream_update_dependencies = "cuStreamUpdateCaptureDependencies" (stream: RawStream, dependencies: *mut RawNode, count: usize, flags: c_uint);
     event_create = "cuEventCreate" (event: *mut RawEvent, flags: c_uint);
     event_destroy = "cuEventDestroy_v2" (event: RawEvent);
-    event_record = "cuEventRecord" (event: RawEvent, stream: RawStream);
     event_record_with_flags = "cuEventRecordWithFlags" (event: RawEvent, stream: RawStream, flags: c_uint);
     event_query = "cuEventQuery" (event: RawEvent);
     event_synchronize = "cuEventSynchronize" (event: RawEvent);
     mem_alloc = "cuMemAlloc_v2" (pointer: *mut DevicePointer, bytes: usize);
     mem_free = "cuMemFree_v2" (pointer: DevicePointer);
     mem_get_info = "cuMemGetInfo_v2" (free: *mut usize, total: *mut usize);
-    copy_device_to_device = "cuMemcpyDtoDAsync_v2" (dst: DevicePointer, src: DevicePointer, bytes: usize, stream: RawStream);
     copy_host_to_device = "cuMemcpyHtoDAsync_v2" (dst: DevicePointer, src: *const c_void, bytes: usize, stream: RawStream);
     copy_device_to_host = "cuMemcpyDtoHAsync_v2" (dst: *mut c_void, src: DevicePointer, bytes: usize, stream: RawStream);
     mem_create = "cuMemCreate" (handle: *mut Physical, bytes: usize, prop: *const AllocationProp, flags: u64);
@@ -281,11 +285,9 @@ functions! {
     graph_instantiate = "cuGraphInstantiateWithFlags" (executable: *mut RawExecutable, graph: RawGraph, flags: u64);
     graph_exec_update = "cuGraphExecUpdate_v2" (executable: RawExecutable, graph: RawGraph, info: *mut UpdateInfo);
     graph_exec_destroy = "cuGraphExecDestroy" (executable: RawExecutable);
-    graph_launch = "cuGraphLaunch" (executable: RawExecutable, stream: RawStream);
     func_get_name = "cuFuncGetName" (name: *mut *const c_char, function: RawFunction);
     kernel_get_name = "cuKernelGetName" (name: *mut *const c_char, kernel: RawFunction);
     module_load_data = "cuModuleLoadData" (module: *mut RawModule, image: *const c_void);
     module_get_function = "cuModuleGetFunction" (function: *mut RawFunction, module: RawModule, name: *const c_char);
-    launch_kernel = "cuLaunchKernel" (function: RawFunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: RawStream, params: *mut *mut c_void, extra: *mut *mut c_void);
     get_error_string = "cuGetErrorString" (code: Code, text: *mut *const c_char);
 }
