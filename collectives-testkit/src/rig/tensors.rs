@@ -4,8 +4,10 @@ use std::marker::PhantomData;
 
 use collectives_core::addr::Operand;
 use collectives_core::buffer::Buffer;
+use collectives_core::device::Device;
 use collectives_core::dtype::{DType, Element};
-use collectives_core::error::Result;
+use collectives_core::error::{Misuse, Result};
+use collectives_core::kernel;
 use collectives_core::memory::Memory;
 use collectives_core::reduce::ReduceOp;
 use collectives_core::stream::Stream;
@@ -44,6 +46,29 @@ impl Rig<'_> {
     pub const fn part_as<T: Element>(memory: Memory) -> Part<T> {
         let of = PhantomData;
         Part { memory, of }
+    }
+
+    /// Runs a kernel that is no collective: it copies a buffer into another that is no longer.
+    ///
+    /// # Errors
+    ///
+    /// Where it would leave the first or the two overlap, and those of [`kernel::launch`].
+    pub fn duplicate<T: Element>(
+        device: &dyn Device,
+        from: &Buffer<T>,
+        to: &mut Buffer<T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let target = to.operand();
+        let source = from.operand().slice(0, target.bytes)?;
+        if source.overlaps(target) {
+            return Err(Misuse::Overlap.into());
+        }
+        kernel::launch(device, &[to, from], stream, || {
+            // SAFETY: The ranges lie in the buffers, are equally long and do not overlap;
+            // `kernel::launch` keeps the buffers and orders the copy among their uses.
+            unsafe { device.copy(target.addr, source.addr, target.bytes, stream) }
+        })
     }
 
     /// A buffer with this rank's input of a round.

@@ -240,7 +240,8 @@ fn compile(source: &str, flags: &[String]) -> Result<Vec<u8>> {
         Err(error) => {
             // SAFETY: As above.
             let log = unsafe { nvrtc::get_program_log(program) }.unwrap_or_default();
-            let log: Vec<_> = log.into_iter().map(i8::cast_unsigned).collect();
+            // Characters of C have a sign on some machines only.
+            let log: Vec<_> = log.iter().map(|letter| letter.to_ne_bytes()[0]).collect();
             let log = String::from_utf8_lossy(&log).into_owned();
             Err(compiler(error).caused_by(system(&log)))
         }

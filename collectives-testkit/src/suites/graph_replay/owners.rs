@@ -10,6 +10,7 @@ use crate::capability::Capability::{Graphs, Symmetric};
 use crate::case::{Case, Outcome};
 use crate::planted::Planted;
 use crate::rig::{Handle, Replay, Rig};
+use crate::suites::streams::no_conflict;
 use crate::{ensure, ensure_eq};
 
 /// The cases.
@@ -18,6 +19,13 @@ pub(super) const CASES: &[Case] = &[
         "A8",
         "a graph keeps buffers whose last handle is gone",
         dropped_buffers,
+    )
+    .needs(&[Symmetric, Graphs])
+    .catches(Planted::RetainForgotten),
+    Case::new(
+        "A8",
+        "a kernel that is no collective takes its turn, and a captured one keeps its buffers",
+        own_kernels,
     )
     .needs(&[Symmetric, Graphs])
     .catches(Planted::RetainForgotten),
@@ -77,6 +85,48 @@ fn dropped_buffers(rig: &mut Rig<'_>) -> Outcome {
     }
     rig.expect_all("the sentinel", &sentinel, &marks, rig.stream())?;
     drop((graph, sentinel, output));
+    rig.finish(handle)
+}
+
+fn own_kernels(rig: &mut Rig<'_>) -> Outcome {
+    let mut handle = rig.collectives("geometric")?;
+    let (device, count) = (rig.device(), rig.granule() / 4);
+    let beside = device.create_stream()?;
+    handle.set_staging(Staging::Never);
+    let mut hidden = handle.symmetric_buffer::<f32>(count)?;
+    let mut output = handle.symmetric_buffer::<f32>(count)?;
+    let mut tensor = rig.tensor::<f32>(count, 3)?;
+
+    // Between two collectives, on another stream. The sum is the largest of what all ranks have.
+    handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream())?;
+    Rig::duplicate(&*device, &tensor, &mut hidden, &beside)?;
+    handle.all_reduce_into(&hidden, &mut output, ReduceOp::Max, rig.stream())?;
+    rig.expect_sum("what a kernel passed on", &output, 3, rig.stream())?;
+    no_conflict(rig)?;
+
+    let (graph, ()) = rig.capture(|capture| {
+        Rig::duplicate(&*device, &tensor, &mut hidden, capture.stream())?;
+        Rig::duplicate(&*device, &hidden, &mut output, capture.stream())
+    })?;
+    let mut graph = graph.instantiate()?;
+    drop(hidden);
+    let held = handle.trim()?;
+    ensure!(
+        held.held_bytes > 0,
+        "a trim says that nothing is held: {held:?}"
+    );
+    for round in 0..3 {
+        let input = rig.input(count, round);
+        tensor.write(&input, rig.stream())?;
+        graph.launch(&*device, rig.stream())?;
+        rig.expect_all(
+            "what captured kernels passed on",
+            &output,
+            &input,
+            rig.stream(),
+        )?;
+    }
+    drop((graph, output));
     rig.finish(handle)
 }
 
