@@ -46,13 +46,14 @@ enum Backing {
     },
 }
 
-/// Where other processes find a block.
+/// A part of a block, as other processes find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SharedPlace {
+pub(crate) struct SharedPiece {
     /// The file's descriptor in this process.
     pub(crate) file: i32,
-    /// The block's first byte in the file.
+    /// The piece's first byte in the file, at a page.
     pub(crate) offset: usize,
+    pub(crate) bytes: usize,
 }
 
 impl Block {
@@ -131,18 +132,20 @@ impl Block {
         Some(block)
     }
 
-    /// Where other processes find the block, if they can.
-    pub(crate) fn shared_place(&self) -> Option<SharedPlace> {
+    /// Where other processes find the block, piece by piece; nothing where they cannot.
+    pub(crate) fn shared_pieces(&self) -> Vec<SharedPiece> {
         match &self.backing {
             Backing::Pages {
                 mapped,
                 file: Some(file),
                 ..
-            } => Some(SharedPlace {
+            } => vec![SharedPiece {
                 file: file.as_raw_fd(),
                 offset: self.addr.value() - mapped.start.value(),
-            }),
-            _ => None,
+                bytes: self.bytes,
+            }],
+            Backing::Pages { chunks, .. } => chunks.iter().map(|chunk| chunk.piece()).collect(),
+            Backing::Heap(_) => Vec::new(),
         }
     }
 

@@ -2,13 +2,16 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use collectives_core::addr::Addr;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
-/// Zeroed memory in a file that only this process sees. It goes with the last range that maps it.
+use crate::block::SharedPiece;
+
+/// Zeroed memory in a file without a name. It goes with the last range that maps it, here or in a
+/// process that mapped it through this one.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     file: OwnedFd,
@@ -23,6 +26,15 @@ impl Chunk {
         let file = memfd_create(name.as_c_str(), MemfdFlags::CLOEXEC)?;
         ftruncate(&file, bytes as u64)?;
         Ok(Self { file, bytes })
+    }
+
+    /// Where other processes find it.
+    pub(crate) fn piece(&self) -> SharedPiece {
+        SharedPiece {
+            file: self.file.as_raw_fd(),
+            offset: 0,
+            bytes: self.bytes,
+        }
     }
 
     /// Makes `start` one more address of this memory.

@@ -14,7 +14,7 @@ use collectives_core::memory::Memory;
 use collectives_core::rank::{CaptureId, DeviceId};
 use collectives_core::stream::{Fence, Stream, StreamRef};
 
-use crate::block::SharedPlace;
+use crate::block::SharedPiece;
 use crate::capture::{CopyNode, Step, copy_bytes};
 use crate::event::Event;
 use crate::fence::{HostFence, fence_of};
@@ -151,9 +151,9 @@ impl HostDevice {
         self.shared.space.allocate_symmetric(bytes)
     }
 
-    /// Where other processes find this symmetric memory, if they can.
-    pub(crate) fn shared_place(&self, memory: &Memory) -> Option<SharedPlace> {
-        self.shared.space.shared_place(memory)
+    /// Where other processes find this symmetric memory; nothing where they cannot.
+    pub(crate) fn shared_pieces(&self, memory: &Memory) -> Vec<SharedPiece> {
+        self.shared.space.shared_pieces(memory)
     }
 
     /// Symmetric memory that maps the block at `first`, if given, and that others can map too.

@@ -354,8 +354,6 @@ impl DeviceModel {
     pub(crate) fn aliasing(&self) -> Result<usize> {
         let why = if self.overhead > 0 {
             "the backend keeps bytes at the end of every block, which would lie between others"
-        } else if self.shared_memory {
-            "what other processes map is one file each"
         } else if !self.granule.is_multiple_of(PAGE) {
             "granules are no whole pages"
         } else if let Some(addresses) = self.addresses {

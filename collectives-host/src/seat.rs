@@ -30,11 +30,11 @@ pub(crate) trait Seat: Debug + Send + Sync {
     fn bootstrap(&self) -> &dyn Bootstrap;
 
     /// What peers need to know to find this memory, if they can at all.
-    fn word_of(&self, memory: &Memory) -> Option<u64>;
+    fn place_of(&self, memory: &Memory) -> Option<Vec<u8>>;
 
-    /// Where all ranks' parts begin, given the word of each; the value that is returned keeps them
+    /// Where all ranks' parts begin, given the place of each; the value that is returned keeps them
     /// there.
-    fn reach(&self, memory: &Memory, words: &[u64]) -> Result<(Box<[Addr]>, Reach), Outcome>;
+    fn reach(&self, memory: &Memory, places: &[Vec<u8>]) -> Result<(Box<[Addr]>, Reach), Outcome>;
 
     /// Whether [`Seat::reach`] may fail on one rank alone.
     fn may_not_reach(&self) -> bool;
@@ -81,16 +81,18 @@ impl Seat for Endpoint {
         &*self.bootstrap
     }
 
-    fn word_of(&self, memory: &Memory) -> Option<u64> {
-        Some(memory.addr().value() as u64)
+    fn place_of(&self, memory: &Memory) -> Option<Vec<u8>> {
+        Some(memory.addr().value().to_le_bytes().to_vec())
     }
 
-    fn reach(&self, _memory: &Memory, words: &[u64]) -> Result<(Box<[Addr]>, Reach), Outcome> {
-        let address = |&word: &u64| {
-            let value = usize::try_from(word).unwrap_or(0);
+    fn reach(&self, _memory: &Memory, places: &[Vec<u8>]) -> Result<(Box<[Addr]>, Reach), Outcome> {
+        let address = |place: &Vec<u8>| {
+            let value = place
+                .first_chunk()
+                .map_or(0, |word| usize::from_le_bytes(*word));
             Addr::from_ptr(ptr::with_exposed_provenance_mut::<u8>(value))
         };
-        Ok((words.iter().map(address).collect(), Reach::new(())))
+        Ok((places.iter().map(address).collect(), Reach::new(())))
     }
 
     fn may_not_reach(&self) -> bool {

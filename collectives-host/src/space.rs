@@ -11,7 +11,7 @@ use collectives_core::error::{Error, ErrorKind, Result, Unsupported};
 use collectives_core::memory::Memory;
 use collectives_core::rank::DeviceId;
 
-use crate::block::{Block, SharedPlace};
+use crate::block::{Block, SharedPiece};
 use crate::chunk::Chunk;
 use crate::event::Event;
 use crate::model::DeviceModel;
@@ -204,14 +204,14 @@ impl Space {
             && live.any(|block| block.is_symmetric() && block.addr == memory.addr())
     }
 
-    /// Where other processes find a block of symmetric memory, if they can.
-    pub(crate) fn shared_place(&self, memory: &Memory) -> Option<SharedPlace> {
+    /// Where other processes find a block of symmetric memory; nothing where they cannot.
+    pub(crate) fn shared_pieces(&self, memory: &Memory) -> Vec<SharedPiece> {
         let state = self.lock();
         let block = state
             .live
             .values()
             .find(|block| block.is_symmetric() && block.addr == memory.addr());
-        block.and_then(Block::shared_place)
+        block.map_or_else(Vec::new, Block::shared_pieces)
     }
 
     pub(crate) fn report(&self) -> MemoryReport {

@@ -169,7 +169,7 @@ impl Windows {
         if self.by_address.iter().any(overlaps) {
             return Err(Outcome::AlreadyRegistered);
         }
-        if !self.device.is_symmetric(memory) || self.seat.word_of(memory).is_none() {
+        if !self.device.is_symmetric(memory) || self.seat.place_of(memory).is_none() {
             return Err(Outcome::NotSymmetric);
         }
         if self.device.model().null_windows() {
@@ -198,8 +198,12 @@ impl Windows {
     }
 
     /// Where all ranks' parts begin, once every rank can reach all of them.
-    fn reach(&mut self, memory: &Memory, words: &[u64]) -> Result<(Box<[Addr]>, Reach)> {
-        let reached = self.seat.reach(memory, words);
+    fn reach(&mut self, memory: &Memory) -> Result<(Box<[Addr]>, Reach)> {
+        let place = self.seat.place_of(memory).unwrap_or_default();
+        let places = self
+            .exchange("the places of register", &place, self.seat.deadline())
+            .map_err(|error| self.named(error, "register"))?;
+        let reached = self.seat.reach(memory, &places);
         if !self.seat.may_not_reach() {
             return reached.map_err(|_| self.named(Misuse::UnknownWindow.into(), "register"));
         }
@@ -260,18 +264,10 @@ impl SymmetricMemory for Windows {
     fn register(&mut self, memory: &Memory) -> Result<WindowId> {
         self.seat.check_open()?;
         let local = self.check_registrable(memory);
-        let word = self.seat.word_of(memory).unwrap_or(0);
-        let mine = local.map(|()| [memory.bytes() as u64, word]);
-        let said = |all: Vec<[u64; 2]>| {
-            round::equal(all.iter().map(|[bytes, _]| *bytes), Field::Bytes)?;
-            Ok(all)
-        };
-        let all = self
-            .round("register", mine)
-            .and_then(said)
+        self.round("register", local.map(|()| [memory.bytes() as u64]))
+            .and_then(|all| round::equal(all.into_iter().flatten(), Field::Bytes))
             .map_err(|error| self.named(error, "register"))?;
-        let words: Vec<_> = all.iter().map(|[_, word]| *word).collect();
-        let (peers, reach) = self.reach(memory, &words)?;
+        let (peers, reach) = self.reach(memory)?;
         Ok(self.insert(memory, peers, reach))
     }
 

@@ -154,21 +154,6 @@ impl Backend {
         }
     }
 
-    /// Those of these policies that the backend can serve. Where processes share their windows by
-    /// mapping each other's files, memory cannot grow under a window, which `arena` needs.
-    #[must_use]
-    pub fn policies<'a>(self, all: &[&'a str]) -> Vec<&'a str> {
-        let grows = match self {
-            Self::Host => true,
-            #[cfg(target_os = "linux")]
-            Self::Nccl => true,
-            #[cfg(target_os = "linux")]
-            Self::HostProcesses | Self::Mpi => false,
-        };
-        let serves = |name: &&str| grows || *name != "arena";
-        all.iter().copied().filter(serves).collect()
-    }
-
     /// Whether every sum has the bits that adding in the order of ranks gives.
     #[must_use]
     pub fn sums_in_rank_order(self) -> bool {

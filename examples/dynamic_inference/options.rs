@@ -113,7 +113,7 @@ impl Options {
         }
         let named = self.policy.iter().map(String::as_str);
         let names: Vec<_> = match self.policy.is_empty() {
-            true => self.backend.policies(&POLICIES),
+            true => POLICIES.to_vec(),
             false => named.collect(),
         };
         names

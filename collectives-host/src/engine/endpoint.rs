@@ -244,14 +244,15 @@ impl<T: Transport> Seat for Endpoint<T> {
         &*self.bootstrap
     }
 
-    fn word_of(&self, memory: &Memory) -> Option<u64> {
-        neighbours::encode(self.device.shared_place(memory)?)
+    fn place_of(&self, memory: &Memory) -> Option<Vec<u8>> {
+        let pieces = self.device.shared_pieces(memory);
+        (!pieces.is_empty()).then(|| neighbours::encode(&pieces))
     }
 
-    fn reach(&self, memory: &Memory, words: &[u64]) -> Result<(Box<[Addr]>, Reach), Outcome> {
+    fn reach(&self, memory: &Memory, places: &[Vec<u8>]) -> Result<(Box<[Addr]>, Reach), Outcome> {
         match self
             .neighbours
-            .map_all(memory.addr(), memory.bytes(), words)
+            .map_all(memory.addr(), memory.bytes(), places)
         {
             Ok((peers, mappings)) => Ok((peers, Reach::new(mappings))),
             Err(error) => {

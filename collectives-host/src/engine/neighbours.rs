@@ -1,6 +1,6 @@
 //! Which ranks share a machine, and how they map each other's memory.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
 use std::process;
@@ -11,9 +11,9 @@ use collectives_core::addr::Addr;
 use collectives_core::bootstrap::Bootstrap;
 use collectives_core::error::{Misuse, Result, Unsupported};
 use collectives_core::rank::Rank;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-use crate::block::SharedPlace;
+use crate::block::SharedPiece;
 
 /// Where all ranks are.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ impl Neighbours {
     /// Maps a file that `rank` has open, by its descriptor there.
     pub(crate) fn map(&self, rank: usize, file: i32, bytes: usize) -> io::Result<Mapping> {
         let pid = self.pids.get(rank).ok_or(io::ErrorKind::NotFound)?;
-        Mapping::of(&format!("/proc/{pid}/fd/{file}"), bytes)
+        Mapping::new(open(*pid, file, bytes)?, bytes)
     }
 
     /// Maps every other rank's part of a window.
@@ -100,40 +100,51 @@ impl Neighbours {
         &self,
         own: Addr,
         bytes: usize,
-        words: &[u64],
+        places: &[Vec<u8>],
     ) -> io::Result<(Box<[Addr]>, Vec<Mapping>)> {
         let mut mappings = Vec::new();
-        let mut peers = Vec::with_capacity(words.len());
-        for (rank, &word) in words.iter().enumerate() {
+        let mut peers = Vec::with_capacity(places.len());
+        for (rank, place) in places.iter().enumerate() {
             if rank == self.rank.index() {
                 peers.push(own);
                 continue;
             }
-            let place = decode(word);
-            let mapping = self.map(rank, place.file, place.offset + bytes)?;
-            peers.push(mapping.start().offset(place.offset));
+            let pid = self.pids.get(rank).ok_or(io::ErrorKind::NotFound)?;
+            let pieces = decode(place).ok_or(io::ErrorKind::InvalidData)?;
+            let mapping = Mapping::of_pieces(*pid, &pieces, bytes)?;
+            peers.push(mapping.start());
             mappings.push(mapping);
         }
         Ok((peers.into(), mappings))
     }
 }
 
-/// A place as one word of a control round.
-pub(super) fn encode(place: SharedPlace) -> Option<u64> {
-    let file = u32::try_from(place.file).ok()?;
-    let offset = u32::try_from(place.offset).ok()?;
-    Some(u64::from(file) | u64::from(offset) << 32)
+/// Bytes of a piece on the wire.
+const PIECE: usize = 20;
+
+/// The pieces of a block as bytes of a control round.
+pub(super) fn encode(pieces: &[SharedPiece]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(pieces.len() * PIECE);
+    for piece in pieces {
+        bytes.extend(piece.file.to_le_bytes());
+        bytes.extend((piece.offset as u64).to_le_bytes());
+        bytes.extend((piece.bytes as u64).to_le_bytes());
+    }
+    bytes
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "both halves are taken apart"
-)]
-fn decode(word: u64) -> SharedPlace {
-    SharedPlace {
-        file: (word as u32).cast_signed(),
-        offset: (word >> 32) as usize,
-    }
+fn decode(place: &[u8]) -> Option<Vec<SharedPiece>> {
+    let word = |bytes: &[u8]| usize::try_from(u64::from_le_bytes(*bytes.first_chunk()?)).ok();
+    let piece = |bytes: &[u8]| {
+        Some(SharedPiece {
+            file: i32::from_le_bytes(*bytes.first_chunk()?),
+            offset: word(&bytes[4..])?,
+            bytes: word(&bytes[12..])?,
+        })
+    };
+    let is_whole = !place.is_empty() && place.len().is_multiple_of(PIECE);
+    let pieces = is_whole.then(|| place.chunks_exact(PIECE).map(piece));
+    pieces?.collect()
 }
 
 /// Memory of another process.
@@ -144,12 +155,34 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    fn of(path: &str, bytes: usize) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).open(path)?;
-        if file.metadata()?.len() < bytes as u64 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+    /// Maps what a process has in these pieces, one after another, `bytes` in all.
+    fn of_pieces(pid: u32, pieces: &[SharedPiece], bytes: usize) -> io::Result<Self> {
+        let all = pieces
+            .iter()
+            .try_fold(0_usize, |sum, piece| sum.checked_add(piece.bytes));
+        if all != Some(bytes) {
+            return Err(io::ErrorKind::InvalidData.into());
         }
-        Self::new(file.as_fd(), bytes)
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: A fresh mapping at an address of the kernel's choice replaces nothing.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::empty(), flags) }?;
+        let mapping = Self {
+            start: Addr::from_ptr(start),
+            bytes,
+        };
+        let mut at = mapping.start;
+        for piece in pieces {
+            let end = piece.offset.checked_add(piece.bytes);
+            let file = open(pid, piece.file, end.ok_or(io::ErrorKind::InvalidData)?)?;
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            let flags = MapFlags::SHARED | MapFlags::FIXED;
+            let offset = piece.offset as u64;
+            // SAFETY: The range is part of what was just reserved, which nobody uses: pieces add up
+            // to it.
+            unsafe { mmap(at.as_ptr(), piece.bytes, access, flags, &file, offset) }?;
+            at = at.offset(piece.bytes);
+        }
+        Ok(mapping)
     }
 
     /// Maps a file's first bytes.
@@ -186,6 +219,16 @@ impl Drop for Mapping {
     }
 }
 
+/// A file that another process has open, of at least so many bytes.
+fn open(pid: u32, file: i32, bytes: usize) -> io::Result<File> {
+    let path = format!("/proc/{pid}/fd/{file}");
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    if file.metadata()?.len() < bytes as u64 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(file)
+}
+
 /// What ranks have in common that can reach each other's descriptors: a name, one boot, and one
 /// numbering of processes.
 fn machine() -> String {
@@ -203,18 +246,40 @@ fn machine() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chunk::Chunk;
+
+    fn piece(file: i32, offset: usize, bytes: usize) -> SharedPiece {
+        SharedPiece {
+            file,
+            offset,
+            bytes,
+        }
+    }
 
     #[test]
-    fn a_place_survives_its_word() {
-        let place = SharedPlace {
-            file: 1 << 20,
-            offset: 2 << 20,
-        };
-        assert_eq!(encode(place).map(decode), Some(place));
-        let far = SharedPlace {
-            file: 3,
-            offset: 1 << 32,
-        };
-        assert_eq!(encode(far), None);
+    fn pieces_survive_the_wire() {
+        let pieces = [piece(1 << 20, 2 << 40, 7), piece(3, 0, usize::MAX)];
+        assert_eq!(decode(&encode(&pieces)).unwrap(), pieces);
+        assert_eq!(decode(&[]), None);
+        assert_eq!(decode(&encode(&pieces)[1..]), None);
+    }
+
+    #[test]
+    fn pieces_are_mapped_one_after_another_and_must_add_up() {
+        let chunks = [1, 2].map(|pages| Chunk::new("collectives-test", pages * 4096).unwrap());
+        let pieces = chunks.each_ref().map(Chunk::piece);
+        let map = |pieces: &[SharedPiece], bytes| Mapping::of_pieces(process::id(), pieces, bytes);
+        let [one, other] = [(); 2].map(|()| map(&pieces, 3 * 4096).unwrap());
+        for (value, place) in (1..).zip([0, 4095, 4096, 3 * 4096 - 1]) {
+            // SAFETY: Both mappings have that byte, and only this test uses it.
+            unsafe { one.start().offset(place).as_ptr::<u8>().write(value) };
+            // SAFETY: As above.
+            let found = unsafe { other.start().offset(place).as_ptr::<u8>().read() };
+            assert_eq!(found, value);
+        }
+        assert!(map(&pieces, 2 * 4096).is_err() && map(&pieces[..1], 3 * 4096).is_err());
+        // Longer than the file, and no file at all.
+        assert!(map(&[piece(pieces[0].file, 0, 8192)], 8192).is_err());
+        assert!(map(&[piece(-1, 0, 4096)], 4096).is_err());
     }
 }

@@ -46,7 +46,6 @@ impl Harness for Mpi {
                 "MPI cannot take an operation back: the watchdog ends the job, unless calls are \
                  compared first",
             ),
-            Capability::Aliasing => Support::no("a window is one file, which the others map whole"),
             Capability::LongRanges => {
                 Support::no("gigabytes take MPI minutes; its own tests carry some")
             }

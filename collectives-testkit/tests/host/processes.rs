@@ -20,11 +20,8 @@ impl Harness for HostProcesses {
         "host-processes"
     }
 
-    fn supports(&self, capability: Capability) -> Support {
-        match capability {
-            Capability::Aliasing => Support::no("a window is one file, which the others map whole"),
-            _ => Support::Yes,
-        }
+    fn supports(&self, _capability: Capability) -> Support {
+        Support::Yes
     }
 
     fn join(&self, bootstrap: Arc<dyn Bootstrap>, setup: &Setup) -> Result<Joined> {
