@@ -46,29 +46,30 @@ const SCATTER_AVERAGE: Version = Version::new(2, 30, 3);
 const TOO_LARGE: usize = 64 << 30;
 
 /// World sizes, and from how many bytes staging pays there, eagerly and in a graph.
-type Staging = [(RangeInclusive<usize>, usize, usize); 3];
+type Staging = [(RangeInclusive<usize>, usize, usize); 2];
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Of an all-reduce, where ranks share a GPU.
+/// Where ranks share a GPU. An eager call is staged by the host, whose speed decides close calls: the
+/// sizes are those that lose least on the fastest and the slowest that was seen.
 const REDUCED: Staging = [
     (2..=2, MIB, 512 * KIB),
-    (3..=4, 256 * KIB, 256 * KIB),
-    (5..=usize::MAX, 512 * KIB, 256 * KIB),
+    (3..=usize::MAX, 512 * KIB, 256 * KIB),
 ];
-/// Of the two that are about shards, where ranks share a GPU.
-const SHARDED: Staging = [
-    (2..=2, MIB, MIB),
-    (3..=4, MIB, MIB),
-    (5..=usize::MAX, MIB, MIB),
+const GATHERED: Staging = [
+    (2..=2, MIB, 512 * KIB),
+    (3..=usize::MAX, 512 * KIB, 512 * KIB),
+];
+const SCATTERED: Staging = [
+    (2..=2, 2 * MIB, MIB),
+    (3..=usize::MAX, 512 * KIB, 512 * KIB),
 ];
 /// Where each rank has its own: between two GPUs the ordinary kernels were faster at every size, and
 /// more have not been measured.
 const APART: Staging = [
     (2..=2, TOO_LARGE, TOO_LARGE),
-    (3..=4, 512 * KIB, 256 * KIB),
-    (5..=usize::MAX, 512 * KIB, 256 * KIB),
+    (3..=usize::MAX, 512 * KIB, 256 * KIB),
 ];
 
 /// The table of a version. `forced` says that the library is told to use these kernels, `shared` that
@@ -82,8 +83,9 @@ pub(crate) fn table(version: Version, forced: bool, shared: bool) -> PathTable {
     };
     let staging = |op| match (shared, op) {
         (false, _) => APART,
-        (true, OpKind::AllReduce) => REDUCED,
-        (true, _) => SHARDED,
+        (true, OpKind::AllGather) => GATHERED,
+        (true, OpKind::ReduceScatter) => SCATTERED,
+        (true, _) => REDUCED,
     };
     let mut rules = Vec::new();
     let mut add = |op, dtypes, reductions, side, kernel| {
