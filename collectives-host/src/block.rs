@@ -98,6 +98,8 @@ impl Block {
             // SAFETY: As above.
             unsafe { map(mapped.start, mapped.bytes) }.map(|()| None)
         };
+        // To the ranks it is one of them that got no memory; it may be for want of descriptors.
+        let done = done.inspect_err(|error| tracing::warn!(%error, mapped.bytes, "no memory"));
         let Ok(file) = done else {
             addresses.give_back(span);
             return None;

@@ -157,8 +157,9 @@ impl Space {
     ) -> Option<Block> {
         if more > 0 {
             let name = format!("collectives-{}", self.device);
-            let chunk = Chunk::new(&name, more)
-                .inspect_err(|error| tracing::debug!(%error, "no memory that can be mapped twice"));
+            let chunk = Chunk::new(&name, more).inspect_err(
+                |error| tracing::warn!(%error, bytes = more, "no memory that can be mapped twice"),
+            );
             chunks.push(Arc::new(chunk.ok()?));
         }
         let (granule, guard) = (self.model.granule(), self.model.guard());

@@ -182,10 +182,16 @@ pub(crate) fn library_version() -> &'static str {
             .iter()
             .map(|&byte| byte.cast_unsigned())
             .collect();
-        let text = String::from_utf8_lossy(&bytes);
-        let line = text.lines().next().unwrap_or_default();
-        line.split_whitespace().collect::<Vec<_>>().join(" ")
+        first_line(&bytes)
     })
+}
+
+/// The first line, up to its end: Open MPI counts the zero behind it as well.
+fn first_line(bytes: &[u8]) -> String {
+    let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
+    let text = String::from_utf8_lossy(text);
+    let line = text.lines().next().unwrap_or_default();
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[derive(Clone, Copy)]
@@ -248,4 +254,22 @@ fn threads_of(level: c_int) -> Result<Threads> {
     let text = "MPI lets only the thread that initialised it call it (less than \
                 MPI_THREAD_SERIALIZED), and streams have threads of their own";
     Err(Error::unsupported(Unsupported::Operation(text.to_owned())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_one_line_and_ends_where_it_ends() {
+        assert_eq!(
+            first_line(b"Open MPI v4.1.4,  May 26\0"),
+            "Open MPI v4.1.4, May 26"
+        );
+        assert_eq!(
+            first_line(b"MPICH Version:\t4.0.2\nMPICH ABI: 1\n"),
+            "MPICH Version: 4.0.2"
+        );
+        assert_eq!(first_line(b""), "");
+    }
 }

@@ -116,7 +116,14 @@ impl Options {
         let mut options = Self::parse();
         #[cfg(target_os = "linux")]
         if options.launched {
-            options.ranks = u16::try_from(backend::world_size()?)?;
+            let ranks = backend::world_size()?;
+            let too_many = |_| {
+                format!(
+                    "{ranks} ranks were started, and at most {} can be",
+                    u16::MAX
+                )
+            };
+            options.ranks = u16::try_from(ranks).map_err(too_many)?;
         }
         options.check()?;
         Ok(options)
