@@ -19,6 +19,7 @@ use crate::error::{Result, Unsupported};
 use crate::memory::Memory;
 use crate::path::PathTable;
 use crate::rank::{CommId, Rank};
+use crate::scratch::Site;
 use crate::stream::StreamRef;
 use crate::symmetric::SymmetricMemory;
 
@@ -63,6 +64,25 @@ pub trait Communicator: fmt::Debug + Send {
     /// that offset of it, and all ranks pass the same window and offset; for the part of an in-place
     /// gather or scatter, the same offset of the whole that it is a part of.
     unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()>;
+
+    /// [`enqueue`](Communicator::enqueue) for a caller who has checked the operations and asked the
+    /// stream, so that neither is done twice.
+    ///
+    /// A wrapper that does not pass this on is right, and slower where its backend is fast.
+    ///
+    /// # Errors
+    ///
+    /// As [`enqueue`](Communicator::enqueue), for what only the backend knows.
+    ///
+    /// # Safety
+    ///
+    /// As [`enqueue`](Communicator::enqueue). Every operation has passed [`Collective::check`] as this
+    /// rank of this world passes it, and `site.capture` is what the device said of the stream, on
+    /// which no capture has begun or ended since.
+    unsafe fn enqueue_checked(&mut self, ops: &[Collective<'_>], site: Site<'_>) -> Result<()> {
+        // SAFETY: By the caller.
+        unsafe { self.enqueue(ops, site.stream) }
+    }
 
     /// Exchanges one record with every rank, on the host, within a deadline.
     ///

@@ -36,6 +36,15 @@ macro_rules! forward_communicator {
                 unsafe { (**self).enqueue(ops, stream) }
             }
 
+            unsafe fn enqueue_checked(
+                &mut self,
+                ops: &[Collective<'_>],
+                site: Site<'_>,
+            ) -> Result<()> {
+                // SAFETY: The caller's promise is passed on unchanged.
+                unsafe { (**self).enqueue_checked(ops, site) }
+            }
+
             fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
                 (**self).agree(mine, deadline)
             }

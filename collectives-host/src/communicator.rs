@@ -184,7 +184,7 @@ impl HostCommunicator {
     /// # Safety
     ///
     /// As for [`Communicator::enqueue`]; the calls were checked, and there is at least one.
-    unsafe fn enqueue_checked(&self, calls: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
+    unsafe fn enqueue_valid(&self, calls: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
         let queue = self.host.queue(stream)?;
         if queue.is_capturing()? {
             // Without the turn, so that nobody who looks at the stream waits for a peer.
@@ -250,7 +250,7 @@ impl Communicator for HostCommunicator {
             return Ok(());
         }
         // SAFETY: By the caller.
-        unsafe { self.enqueue_checked(ops, stream) }
+        unsafe { self.enqueue_valid(ops, stream) }
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {

@@ -13,13 +13,14 @@ use collectives_core::error::{Error, Misuse, Result, Unsupported};
 use collectives_core::memory::Memory;
 use collectives_core::rank::CommId;
 use collectives_core::round::Rounds;
+use collectives_core::scratch::Site;
 use collectives_core::split;
 use collectives_core::stream::StreamRef;
 use collectives_core::symmetric::SymmetricMemory;
 use nccl_sys::Version;
 
 use crate::device::{CudaDevice, vmm::Blocks};
-use crate::enqueue::{Site, is_refused};
+use crate::enqueue::is_refused;
 use crate::error::BACKEND;
 use crate::mapping::check_self_messages;
 use crate::options::{Algorithm, Options};
@@ -47,17 +48,17 @@ const GRANULE: usize = 2 << 20;
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct NcclCommunicator {
-    state: Arc<State>,
+    pub(crate) state: Arc<State>,
     windows: Windows,
     /// What the library chooses from.
-    algorithm: Algorithm,
-    info: CommInfo,
-    capabilities: Capabilities,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) info: CommInfo,
+    pub(crate) capabilities: Capabilities,
     device: Arc<dyn Device>,
     cuda: Arc<CudaDevice>,
     rounds: Arc<Rounds>,
     /// The word that barriers reduce.
-    barrier: Memory,
+    pub(crate) barrier: Memory,
     splits: u64,
 }
 
@@ -158,10 +159,10 @@ impl NcclCommunicator {
         watchdog::ending()
     }
 
+    /// Checks what [`Collective::check`] cannot know.
     #[inline]
     fn check(&self, calls: &[Collective<'_>]) -> Result<()> {
         for call in calls {
-            call.check(self.info.rank, self.info.world_size)?;
             self.windows.check("send", call.send)?;
             if call.recv != call.send {
                 self.windows.check("recv", call.recv)?;
@@ -176,38 +177,40 @@ impl NcclCommunicator {
         }
     }
 
-    /// The calls of a group that has calls without elements, without those.
+    /// Enqueues operations that passed [`Collective::check`] on a stream that captures if `site` says so.
     ///
     /// # Safety
     ///
-    /// As for [`Communicator::enqueue`]; the calls were checked.
+    /// As for [`Communicator::enqueue_checked`].
+    #[inline]
+    unsafe fn enqueue_on(&self, calls: &[Collective<'_>], site: Site<'_>) -> Result<()> {
+        self.state.check_open()?;
+        if let Err(error) = self.check(calls) {
+            return Err(self.state.named(error));
+        }
+        let enqueued = match calls.is_empty() || calls.iter().any(Collective::is_empty) {
+            // SAFETY: By the caller.
+            false => unsafe { self.enqueue_full(calls, site) },
+            // SAFETY: By the caller.
+            true => unsafe { self.enqueue_others(calls, site) },
+        };
+        enqueued.map_err(|error| self.state.note(error))
+    }
+
+    /// The calls that have elements, of some that have none.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Communicator::enqueue_checked`].
     #[cold]
-    unsafe fn enqueue_full(&self, calls: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
+    unsafe fn enqueue_others(&self, calls: &[Collective<'_>], site: Site<'_>) -> Result<()> {
         let full = calls.iter().filter(|call| !call.is_empty());
         let full: Vec<_> = full.copied().collect();
         match full.is_empty() {
             true => Ok(()),
             // SAFETY: By the caller.
-            false => unsafe { self.enqueue_checked(&full, stream) },
+            false => unsafe { self.enqueue_full(&full, site) },
         }
-    }
-
-    /// # Safety
-    ///
-    /// As for [`Communicator::enqueue`]; the calls were checked, there are some, and none is empty.
-    #[inline]
-    unsafe fn enqueue_checked(&self, calls: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
-        let site = Site {
-            state: &self.state,
-            rank: self.info.rank,
-            world_size: self.info.world_size,
-            token: &self.info.token,
-            barrier: &self.barrier,
-            table: &self.capabilities.paths,
-            algorithm: self.algorithm,
-        };
-        // SAFETY: By the caller.
-        unsafe { site.enqueue(calls, stream) }
     }
 
     fn child(&mut self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
@@ -265,14 +268,20 @@ impl Communicator for NcclCommunicator {
 
     unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
         self.state.check_open()?;
-        self.check(ops).map_err(|error| self.state.named(error))?;
-        let enqueued = match ops.is_empty() || ops.iter().any(Collective::is_empty) {
-            // SAFETY: By the caller.
-            false => unsafe { self.enqueue_checked(ops, stream) },
-            // SAFETY: By the caller.
-            true => unsafe { self.enqueue_full(ops, stream) },
-        };
-        enqueued.map_err(|error| self.state.note(error))
+        let Self { state, info, .. } = self;
+        ops.iter()
+            .try_for_each(|call| call.check(info.rank, info.world_size))
+            .map_err(|error| state.named(error))?;
+        let capture = self.device.capture_state(stream);
+        let capture = capture.map_err(|error| self.state.note(error))?;
+        // SAFETY: By the caller, and the checks and the question above.
+        unsafe { self.enqueue_on(ops, Site { stream, capture }) }
+    }
+
+    #[inline]
+    unsafe fn enqueue_checked(&mut self, ops: &[Collective<'_>], site: Site<'_>) -> Result<()> {
+        // SAFETY: By the caller.
+        unsafe { self.enqueue_on(ops, site) }
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {

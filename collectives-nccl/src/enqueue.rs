@@ -1,39 +1,23 @@
 //! Enqueues collectives: one group of NCCL, and what has to follow it.
 
 use std::ffi::CStr;
-use std::sync::Arc;
 
 use collectives_core::collective::{Collective, Op};
 use collectives_core::dtype::DType;
-use collectives_core::error::Result;
-use collectives_core::memory::Memory;
-use collectives_core::path::PathTable;
-use collectives_core::rank::Rank;
+use collectives_core::error::{CaptureFault, Error, Result};
 use collectives_core::reduce::ReduceOp;
-use collectives_core::stream::StreamRef;
+use collectives_core::scratch::Site;
 use nccl_sys::{DataType, Stream};
 
 use crate::call::{Arithmetic, Call, Reduction};
+use crate::communicator::NcclCommunicator;
 use crate::convert;
-use crate::device::stream::{Capturing, CudaStream, stream_of};
+use crate::device::stream::{CudaStream, stream_of};
 use crate::driver::RawFunction;
 use crate::error::nccl_error;
 use crate::mapping;
 use crate::options::Algorithm;
 use crate::scale;
-use crate::state::State;
-
-/// What enqueueing needs of a communicator.
-#[derive(Debug)]
-pub(crate) struct Site<'a> {
-    pub(crate) state: &'a Arc<State>,
-    pub(crate) rank: Rank,
-    pub(crate) world_size: usize,
-    pub(crate) token: &'a Memory,
-    pub(crate) barrier: &'a Memory,
-    pub(crate) table: &'a PathTable,
-    pub(crate) algorithm: Algorithm,
-}
 
 /// Whether NCCL would refuse the call after others of its group were enqueued.
 ///
@@ -67,27 +51,26 @@ fn arithmetic(op: &Collective<'_>) -> Result<Arithmetic> {
     Ok(Arithmetic { dtype, op })
 }
 
-impl Site<'_> {
-    /// Enqueues operations that were checked, none of them empty.
+impl NcclCommunicator {
+    /// Enqueues operations that were checked, some and none of them empty.
     ///
     /// # Safety
     ///
-    /// As for `Communicator::enqueue`.
+    /// As for `Communicator::enqueue_checked`.
     #[inline]
-    pub(crate) unsafe fn enqueue(&self, ops: &[Collective<'_>], on: &StreamRef) -> Result<()> {
-        let state = self.state;
-        let stream = stream_of(state.device.id, on)?;
+    pub(crate) unsafe fn enqueue_full(&self, ops: &[Collective<'_>], site: Site<'_>) -> Result<()> {
+        let state = &*self.state;
+        let stream = stream_of(state.device.id, site.stream)?;
         stream.health()?;
-        let device = &state.device;
         // Not in relaxed mode: launches disturb no capture, and for what it sets up at a first call NCCL
         // changes the mode itself, also on threads of its own.
-        let _current = device.context.enter()?;
-        for call in ops.iter().filter(|call| divides(call)) {
-            scale::prepare(device, call.dtype)?;
+        let _current = state.device.context.enter()?;
+        let divides = ops.iter().any(divides);
+        if divides {
+            self.prepare(ops)?;
         }
-        let capturing = stream.capturing()?;
-        if let Some(capturing) = capturing {
-            self.claim(capturing, ops)?;
+        if site.capture.is_some() {
+            self.claim(stream, ops)?;
         }
         state.with_comm(|nccl, comm| {
             let call = Call {
@@ -96,54 +79,66 @@ impl Site<'_> {
                 stream: Stream(stream.raw.0),
             };
             match ops {
-                [op] => match mapping::single(op, self.rank, self.barrier) {
+                [op] => match mapping::single(op, self.info.rank, &self.barrier) {
                     Some(step) => call.step(step, arithmetic(op)?, self.selection(op)),
                     None => self.group(&call, ops),
                 },
                 _ => self.group(&call, ops),
             }
         })?;
-        for call in ops.iter().filter(|call| divides(call)) {
-            // SAFETY: The receive operand is valid and ordered, by the caller.
-            unsafe { self.divide(call, stream) }?;
+        if divides {
+            // SAFETY: By the caller.
+            unsafe { self.divide(ops, stream) }?;
         }
-        if capturing.is_none() {
+        if site.capture.is_none() {
             if stream.is_foreign() {
                 stream.mark()?;
             }
-            state.note_work(on, stream);
+            state.note_work(site.stream, stream);
         }
         Ok(())
+    }
+
+    /// Finds the kernels of averages, before anything is enqueued.
+    #[cold]
+    fn prepare(&self, ops: &[Collective<'_>]) -> Result<()> {
+        let mut averages = ops.iter().filter(|call| divides(call));
+        averages.try_for_each(|call| scale::prepare(&self.state.device, call.dtype).map(drop))
     }
 
     /// Makes the graph that is being captured own what the operations use.
     #[cold]
-    fn claim(&self, capturing: Capturing, ops: &[Collective<'_>]) -> Result<()> {
+    fn claim(&self, stream: &CudaStream, ops: &[Collective<'_>]) -> Result<()> {
         let device = &self.state.device;
         let (driver, captures) = (device.driver(), &device.captures);
-        captures.own(driver, capturing, self.token.clone())?;
+        let capturing = stream.capturing()?;
+        let capturing = capturing.ok_or_else(|| Error::capture(CaptureFault::NotCapturing))?;
+        captures.own(driver, capturing, self.info.token.clone())?;
         if ops.iter().any(|call| call.op == Op::Barrier) {
             captures.own(driver, capturing, self.barrier.clone())?;
         }
-        captures.uses(capturing.id, self.state);
+        captures.uses(capturing.id, &self.state);
         Ok(())
     }
 
-    /// Makes an average of a sum, in stream order.
+    /// Makes averages of sums, in stream order.
     ///
     /// # Safety
     ///
     /// As for `Communicator::enqueue`.
     #[inline(never)]
-    unsafe fn divide(&self, call: &Collective<'_>, stream: &CudaStream) -> Result<()> {
-        if self.world_size == 1 {
+    unsafe fn divide(&self, ops: &[Collective<'_>], stream: &CudaStream) -> Result<()> {
+        let (device, world_size) = (&self.state.device, self.info.world_size);
+        if world_size == 1 {
             return Ok(());
         }
-        let device = &self.state.device;
-        let function: RawFunction = scale::prepare(device, call.dtype)?;
-        let (at, count) = (call.recv.addr, call.counts.of(self.rank));
-        // SAFETY: By the caller.
-        unsafe { scale::divide(device, function, at, count, self.world_size, stream.raw) }
+        for call in ops.iter().filter(|call| divides(call)) {
+            let function: RawFunction = scale::prepare(device, call.dtype)?;
+            let (at, count) = (call.recv.addr, call.counts.of(self.info.rank));
+            // SAFETY: By the caller.
+            unsafe { scale::divide(device, function, at, count, world_size, stream.raw) }?;
+        }
+        Ok(())
     }
 
     #[inline(never)]
@@ -159,9 +154,13 @@ impl Site<'_> {
     fn issue(&self, call: &Call<'_>, op: &Collective<'_>) -> Result<()> {
         let arithmetic = arithmetic(op)?;
         let selection = self.selection(op);
-        mapping::steps(op, self.rank, self.world_size, self.barrier, &mut |step| {
-            call.step(step, arithmetic, selection)
-        })
+        mapping::steps(
+            op,
+            self.info.rank,
+            self.info.world_size,
+            &self.barrier,
+            &mut |step| call.step(step, arithmetic, selection),
+        )
     }
 
     /// What the library is told to choose from, for a call on windows that a kernel serves.
@@ -174,7 +173,11 @@ impl Site<'_> {
     }
 
     fn selected(&self, op: &Collective<'_>) -> Option<&'static CStr> {
-        let rule = self.table.rule(op, self.rank, self.world_size).ok()?;
+        let rule = self
+            .capabilities
+            .paths
+            .rule(op, self.info.rank, self.info.world_size)
+            .ok()?;
         let in_windows = (!rule.needs.send() || op.send.window.is_some())
             && (!rule.needs.recv() || op.recv.window.is_some());
         in_windows

@@ -189,7 +189,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         if site.capture.is_some() {
             let Self { comm, device, .. } = self;
             order::retained(&**device, owners, site.stream)?;
-            return enqueue_all(comm, &**device, pieces, self.drains, site.stream);
+            return enqueue_all(comm, &**device, pieces, self.drains, site);
         }
         if let Some(lease) = lease {
             lease.note_use(site.stream);
@@ -198,7 +198,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         let Self { comm, device, .. } = self;
         let device = &**device;
         order::exclusively_on(device, id, owners, site.stream, || {
-            enqueue_all(comm, device, pieces, drains, site.stream)
+            enqueue_all(comm, device, pieces, drains, site)
         })
     }
 }
@@ -210,16 +210,16 @@ fn enqueue_all<C: Communicator>(
     device: &dyn Device,
     pieces: &Pieces<'_, '_>,
     drains: bool,
-    stream: &StreamRef,
+    site: Site<'_>,
 ) -> Result<()> {
-    let guard = AbortOnPanic(comm);
+    let (guard, stream) = (AbortOnPanic(comm), site.stream);
     for copy in pieces.into {
         enqueue_copy(device, copy, stream)?;
     }
-    // SAFETY: `check` found the operands valid in shape. Their bytes are valid for the device by the
-    // contract of `Tensor` or of the lease, and the stream is ordered after their last users: by the
-    // caller for owners, by the allocator for slots.
-    unsafe { guard.0.enqueue(pieces.calls, stream) }?;
+    // SAFETY: `check` found the operands valid in shape, which staging does not change, and asked the
+    // stream. Their bytes are valid for the device by the contract of `Tensor` or of the lease, and the
+    // stream is ordered after their last users: by the caller for owners, by the allocator for slots.
+    unsafe { guard.0.enqueue_checked(pieces.calls, site) }?;
     if !drains && pieces.calls.iter().any(is_read_by_peers) {
         // SAFETY: A barrier has no operands.
         unsafe { guard.0.enqueue(&[Collective::BARRIER], stream) }?;

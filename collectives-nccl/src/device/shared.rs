@@ -12,8 +12,9 @@ use super::vmm::Blocks;
 use crate::driver::{Context, Driver, RawEvent, RawStream, STREAM_NON_BLOCKING};
 use crate::scale::Kernels;
 
-/// One device. It lives as long as anything made on it.
+/// One device. It lives as long as anything made on it. What calls read comes first.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Shared {
     pub(crate) id: DeviceId,
     pub(crate) context: Context,

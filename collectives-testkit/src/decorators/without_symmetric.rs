@@ -10,6 +10,7 @@ use collectives_core::collective::Collective;
 use collectives_core::communicator::{AbortHandle, Capabilities, CommInfo, Communicator, Deferred};
 use collectives_core::device::Device;
 use collectives_core::error::{Result, Unsupported};
+use collectives_core::scratch::Site;
 use collectives_core::stream::StreamRef;
 use collectives_core::symmetric::SymmetricMemory;
 
@@ -49,6 +50,11 @@ impl<C: Communicator> Communicator for WithoutSymmetric<C> {
     unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
         // SAFETY: By the caller.
         unsafe { self.inner.enqueue(ops, stream) }
+    }
+
+    unsafe fn enqueue_checked(&mut self, ops: &[Collective<'_>], site: Site<'_>) -> Result<()> {
+        // SAFETY: By the caller.
+        unsafe { self.inner.enqueue_checked(ops, site) }
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {

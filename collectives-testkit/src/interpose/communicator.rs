@@ -14,6 +14,7 @@ use collectives_core::error::Result;
 use collectives_core::layered::symmetric_of;
 use collectives_core::memory::Memory;
 use collectives_core::rank::Rank;
+use collectives_core::scratch::Site;
 use collectives_core::stream::StreamRef;
 use collectives_core::symmetric::SymmetricMemory;
 
@@ -58,6 +59,12 @@ impl Communicator for OnDevice {
         let outcome = unsafe { self.inner.enqueue(ops, stream) };
         self.bugged
             .enqueued(&**self.inner, &*self.device, ops, stream, outcome)
+    }
+
+    /// A planted bug may change operations, and its device may say anything of a stream.
+    unsafe fn enqueue_checked(&mut self, ops: &[Collective<'_>], site: Site<'_>) -> Result<()> {
+        // SAFETY: By the caller.
+        unsafe { self.enqueue(ops, site.stream) }
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
