@@ -1,0 +1,55 @@
+//! This backend on a driver and a library that compute nothing, so that its own part is run where
+//! there is no GPU: which functions are called in which order, that nothing is left or used after its
+//! end, and what becomes of a call that fails, each in turn.
+//!
+//! The cases share one process, and run one after another.
+
+#[cfg(target_os = "linux")]
+mod calls;
+#[cfg(target_os = "linux")]
+mod control;
+#[cfg(target_os = "linux")]
+mod faults;
+#[cfg(target_os = "linux")]
+mod life;
+
+#[cfg(target_os = "linux")]
+fn main() -> std::process::ExitCode {
+    use libtest_mimic::{Arguments, Trial};
+
+    if let Some(code) = control::run_again() {
+        return std::process::ExitCode::from(u8::try_from(code).unwrap_or(1));
+    }
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let cases: &[(&str, fn())] = &[
+        (
+            "a_life_leaves_nothing_and_does_nothing_wrong",
+            calls::whole_life,
+        ),
+        ("an_eager_call_asks_the_driver_two_things", calls::zero_copy),
+        ("a_staged_call_is_two_copies_more", calls::staged),
+        (
+            "a_capture_that_somebody_else_began_is_noticed",
+            calls::foreign_capture,
+        ),
+        ("a_wrong_call_reaches_nothing", calls::misuse),
+        ("whatever_fails_is_an_error_and_no_hang", faults::everything),
+        (
+            "memory_that_one_rank_lacks_is_tried_for_again_by_all",
+            faults::out_of_memory,
+        ),
+    ];
+    let trials = cases.iter().map(|&(name, case)| {
+        Trial::test(name, move || {
+            case();
+            Ok(())
+        })
+    });
+    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() {
+    println!("skipped: the stand-in is a library of Linux");
+}
