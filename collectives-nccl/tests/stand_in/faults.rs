@@ -102,7 +102,7 @@ pub(crate) fn everything() {
 }
 
 pub(crate) fn out_of_memory() {
-    on_ranks(|end| {
+    let kinds = on_ranks(|end| {
         let cuda = CudaDevice::open(0).expect("a device");
         let mut actor = Actor::join(end, &cuda).expect("ranks that join");
         actor.handle.set_staging(Staging::Forced);
@@ -113,14 +113,22 @@ pub(crate) fn out_of_memory() {
             control::reset();
             control::fail("cuMemCreate", 0, OUT_OF_MEMORY);
         }
-        let reduced = actor
-            .handle
-            .all_reduce(&mut large, ReduceOp::Sum, &actor.stream);
-        assert_eq!(reduced.expect("the second try").path, Path::Staged);
-        assert!(control::has_failed());
+        let mut reduce = || {
+            let Actor { handle, stream, .. } = &mut actor;
+            handle.all_reduce(&mut large, ReduceOp::Sum, stream)
+        };
+        let error = reduce().expect_err("a rank has no memory");
+        assert!(control::has_failed() && !error.poisons(), "{error}");
+        assert_eq!(reduce().expect("the next request").path, Path::Staged);
         drop(large);
         actor.leave().expect("an end");
         settle(&cuda, PATIENCE);
+        error.kind().clone()
     });
+    assert!(
+        matches!(kinds[0], ErrorKind::OutOfMemory { .. }),
+        "{kinds:?}"
+    );
+    assert_eq!(kinds[0], kinds[1]);
     assert_eq!(control::wrong(), Vec::<String>::new());
 }

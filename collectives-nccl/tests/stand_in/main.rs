@@ -36,7 +36,7 @@ fn main() -> std::process::ExitCode {
         ("a_wrong_call_reaches_nothing", calls::misuse),
         ("whatever_fails_is_an_error_and_no_hang", faults::everything),
         (
-            "memory_that_one_rank_lacks_is_tried_for_again_by_all",
+            "memory_that_one_rank_lacks_is_the_same_error_on_all",
             faults::out_of_memory,
         ),
     ];
