@@ -5,7 +5,7 @@
 //! of one process.
 //!
 //! * Handles are numbers that are never reused. What is destroyed twice, used after its end or asked
-//!   of a stream that captures is [noted](control), and so is a call from a destructor of a graph's.
+//!   of a stream that captures is noted, and so is a call from a destructor of a graph's.
 //! * Copies are made at once. Collectives among several ranks move nothing; setting a communicator up
 //!   and registering a window wait for all ranks, until they are aborted.
 //! * Every call is counted, and logged where a test asks for it. Any call can be told to fail.
