@@ -7,6 +7,8 @@ use std::fmt;
 use std::path::Path;
 use std::{fs, io};
 
+use crate::exit::about;
+
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 540.0;
 /// Left, right, top and bottom of the axes.
@@ -70,7 +72,7 @@ impl Plot {
     ///
     /// When the file cannot be written.
     pub fn save(&self, path: &Path) -> io::Result<()> {
-        fs::write(path, self.to_string())
+        fs::write(path, self.to_string()).map_err(|error| about(path, error))
     }
 
     fn scale(&self) -> Scale {

@@ -16,6 +16,7 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use clap::Parser;
+use collectives_examples::exit;
 use collectives_examples::plot::Plot;
 
 use crate::options::Options;
@@ -34,6 +35,8 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let requests = requests::load(options)?;
     let candidates = candidate::all(options, &requests)?;
     let advice = advice::give(options, &requests, &candidates)?;
+    exit::print(report::table(&candidates))?;
+    exit::print(&advice)?;
     if let Some(path) = &options.plot {
         let mut plot = Plot::new("What each policy would have kept", "requests");
         for candidate in &candidates {
@@ -42,9 +45,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         plot.save(path)?;
     }
     if let Some(path) = &options.output {
-        std::fs::write(path, &advice.toml)?;
+        std::fs::write(path, &advice.toml).map_err(|error| exit::about(path, error))?;
     }
-    println!("{}", report::table(&candidates));
-    println!("{advice}");
     Ok(())
 }

@@ -77,9 +77,9 @@ fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
         policies: rows,
     };
     if options.json {
-        println!("{}", serde_json::to_string_pretty(&run)?);
+        exit::print(serde_json::to_string_pretty(&run)?)?;
     } else {
-        println!("{run}");
+        exit::print(&run)?;
     }
     if let Some(path) = &options.plot {
         plot.save(path)?;

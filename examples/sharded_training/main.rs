@@ -60,13 +60,13 @@ fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
     let layers = model::layers(options).into_iter();
     let parameters = layers.map(model::Layer::parameters).sum();
     let run = Run::new(options, parameters, &outcomes, &single)?;
+    if options.json {
+        exit::print(serde_json::to_string_pretty(&run)?)?;
+    } else {
+        exit::print(&run)?;
+    }
     if let Some(path) = &options.plot {
         run.plot(&single).save(path)?;
-    }
-    if options.json {
-        println!("{}", serde_json::to_string_pretty(&run)?);
-    } else {
-        println!("{run}");
     }
     Ok(run.faults())
 }

@@ -70,12 +70,12 @@ impl Pool {
             record = record.fact(fact);
         }
         let records = comm.agree(&record, self.options.agree_deadline);
-        // Counted on every rank alike, because all of them got the same outcome.
-        self.rounds += u64::from(records.is_ok());
         let checked = records.and_then(|records| {
             Record::check_equal(&records)?;
             Ok(records)
         });
+        // Counted on every rank alike: in a round that fails, some may have made another call.
+        self.rounds += u64::from(checked.is_ok());
         self.ledger.agreed(checked.is_ok());
         checked.inspect_err(|error| self.remember(error))
     }

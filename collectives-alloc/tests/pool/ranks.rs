@@ -6,6 +6,8 @@ use collectives_alloc::exact::Exact;
 use collectives_alloc::geometric::Geometric;
 use collectives_alloc::policy::Policy;
 use collectives_alloc::replace::Replace;
+use collectives_core::agreement::Record;
+use collectives_core::communicator::Communicator as _;
 use collectives_core::error::{ErrorKind, Field};
 use collectives_core::rank::Rank;
 use collectives_core::scratch::{Request, ScratchAllocator};
@@ -14,6 +16,9 @@ use rstest::rstest;
 
 use crate::mock::{Call, alone, world};
 use crate::{MIB, acquire, geometric, kind, pool, touch};
+
+/// How long ranks wait for each other.
+const DEADLINE: Duration = Duration::from_secs(20);
 
 fn shared_calls(calls: Vec<Call>) -> Vec<Call> {
     let shared = |call: &Call| matches!(call, Call::Agree | Call::Register(_) | Call::Retire(_));
@@ -151,6 +156,25 @@ fn ranks_at_different_places_of_their_histories_are_told_so() {
         assert_eq!((rank, field), (Rank(1), Field::Order));
         assert_eq!((theirs.as_str(), ours.as_str()), ("0", "1"));
     }
+}
+
+#[test]
+fn a_round_in_which_one_rank_made_another_call_counts_for_nobody() {
+    world(3, |comm| {
+        let (mut pool, stream) = (geometric(), comm.stream());
+        for _ in 0..2 {
+            let failed = match comm.rank() {
+                1 => Record::check_equal(&comm.agree(&Record::new(), DEADLINE).unwrap()),
+                _ => acquire(&mut pool, comm, MIB, &stream).map(drop),
+            };
+            let failed = failed.unwrap_err();
+            assert!(
+                matches!(failed.kind(), ErrorKind::Mismatch { .. }),
+                "{failed}"
+            );
+        }
+        touch(&mut pool, comm, MIB, &stream);
+    });
 }
 
 #[test]

@@ -91,6 +91,13 @@ pub(super) fn stage(
         false => 0,
     };
     let (send, recv) = (call.send, call.recv);
+    if let (Some(one), Some(other)) = (send.window, recv.window)
+        && one.window == other.window
+    {
+        // A part inside the whole, at another offset on each rank, which is in place only as long as the
+        // whole stays where it is. A kernel that needs one side alone needs no window for it.
+        (call.send.window, call.recv.window) = (None, None);
+    }
     if sides.send() {
         call.send = scratch.slice(0, send.bytes)?;
     }
@@ -137,6 +144,27 @@ mod tests {
             send,
             recv,
             counts: Counts::Even(count),
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_whole_that_is_staged_names_no_window() {
+        use crate::addr::{WindowId, WindowSlice};
+        use crate::rank::CommId;
+
+        let window = |id, offset| WindowSlice {
+            comm: CommId::from_raw(1),
+            window: WindowId(id),
+            offset,
+        };
+        let whole = at(4096, 20).in_window(window(4, 0));
+        let scratch = at(8192, 20).in_window(window(5, 0));
+        for (other, named) in [(window(4, 10), None), (window(6, 0), Some(window(6, 0)))] {
+            let part = at(4106, 10).in_window(other);
+            let mut gather = call(Op::AllGather, part, whole, 10);
+            stage(&mut gather, Sides::Recv, scratch, 2).unwrap();
+            assert_eq!(gather.send.window, named);
+            assert_eq!(gather.recv.window, scratch.window);
         }
     }
 
