@@ -225,26 +225,6 @@ impl PathRule {
             && self.world.contains(&world_size)
             && self.bytes.contains(&bytes)
     }
-
-    /// From how many bytes staging pays.
-    #[must_use]
-    pub const fn staging_pays_from(&self, captured: bool) -> usize {
-        if captured {
-            self.stage_from_captured
-        } else {
-            self.stage_from
-        }
-    }
-
-    /// The kernel as a report names it.
-    #[must_use]
-    pub const fn report(&self) -> Kernel {
-        if self.forced {
-            Kernel::Forced(self.kernel)
-        } else {
-            Kernel::Predicted(self.kernel)
-        }
-    }
 }
 
 /// Every symmetric kernel a backend has, as data; the first row that serves a call is used.
