@@ -13,7 +13,9 @@
 
 mod bell;
 mod board;
+mod common;
 mod folded;
+mod inside;
 mod letters;
 mod meeting;
 mod peers;

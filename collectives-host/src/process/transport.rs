@@ -1,22 +1,20 @@
 //! How operations of process ranks run: met over, compared, and moved through the segment.
 
 use std::cell::UnsafeCell;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use collectives_core::bootstrap::Bootstrap;
 use collectives_core::collective::Collective;
 use collectives_core::communicator::Capabilities;
-use collectives_core::error::{Error, ErrorKind, Misuse, Result, Unsupported};
+use collectives_core::error::{Error, ErrorKind, Result, Unsupported};
 use collectives_core::path::PathTable;
 use collectives_core::rank::Rank;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use super::board::{self, Boards};
+use super::board::Boards;
+use super::common;
+use super::inside::Inside;
 use super::letters::Letters;
-use super::meeting;
 use super::peers::Peers;
 use super::segment::Segment;
 use super::staged::Staged;
@@ -287,67 +285,6 @@ fn look_closer(boards: &Boards<'_>, calls: &[Collective<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// Inside an operation until it is dropped.
-struct Inside<'a> {
-    shared: &'a Shared,
-    number: u64,
-}
-
-impl<'a> Inside<'a> {
-    /// Says on this rank's board what it is about to do, and keeps in `own` what it said.
-    ///
-    /// # Safety
-    ///
-    /// The operands are valid, unless the calls are captured.
-    #[inline]
-    unsafe fn announce(
-        &self,
-        calls: &[Collective<'_>],
-        is_captured: bool,
-        own: &mut Post,
-    ) -> Result<()> {
-        let segment = &self.shared.segment;
-        let board = segment.board(self.shared.me, self.number);
-        let place = (Rank::new(self.shared.me), segment.ranks());
-        let written = match calls {
-            // SAFETY: By the caller; everybody has left the operation two before this one.
-            [call] => unsafe { board::write(board, place, call, is_captured, own) },
-            calls => board::write_group(board, place, calls, is_captured, own),
-        };
-        // The others must not wait for what this rank cannot say.
-        written.inspect_err(|error| self.shared.health.fail(&error.to_string(), false))
-    }
-
-    /// Meets the other ranks over what was announced.
-    #[inline]
-    fn meet(&self, letters: &mut Letters, deadline: Duration) -> Result<()> {
-        meeting::meet(self.shared, letters, self.number, deadline)
-    }
-
-    /// What all ranks say, of whom this one said `own`.
-    ///
-    /// # Safety
-    ///
-    /// They have met, and the boards are dropped before this value.
-    #[inline]
-    unsafe fn boards<'b>(&self, own: &'b Post) -> Boards<'b>
-    where
-        'a: 'b,
-    {
-        let (shared, number) = (self.shared, self.number);
-        // SAFETY: By the caller.
-        let boards = unsafe { Boards::read(&shared.segment, shared.me, number, own) };
-        boards.make_ready_for_next(shared.me);
-        boards
-    }
-}
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        meeting::leave(self.shared, self.number);
-    }
-}
-
 impl Transport for ProcessTransport {
     const BACKEND: &'static str = BACKEND;
 
@@ -360,7 +297,7 @@ impl Transport for ProcessTransport {
             );
             return Err(Error::unsupported(Unsupported::Operation(text)));
         }
-        let segment = segment(&**bootstrap, neighbours, deadline)?;
+        let segment = common::segment(&**bootstrap, neighbours, deadline)?;
         let me = bootstrap.rank().index();
         Ok(Self {
             seat: UnsafeCell::new(Seat {
@@ -443,53 +380,5 @@ impl Transport for ProcessTransport {
         let berth = self.shared.segment.berth(self.shared.me);
         berth.gone.store(1, Ordering::SeqCst);
         self.shared.segment.head().ring();
-    }
-}
-
-/// The segment that rank 0 makes and the others map, once all of them can.
-fn segment(
-    bootstrap: &dyn Bootstrap,
-    neighbours: &crate::engine::Neighbours,
-    deadline: Duration,
-) -> Result<Segment> {
-    let ranks = bootstrap.world_size();
-    let bytes = Segment::bytes(ranks);
-    let system = |error: std::io::Error| {
-        let text = format!("no memory that processes share: {error}");
-        Error::new(ErrorKind::System(text)).caused_by(error)
-    };
-    let made = (bootstrap.rank() == Rank(0)).then(|| {
-        let file = memfd_create("collectives-ranks", MemfdFlags::CLOEXEC)?;
-        ftruncate(&file, bytes as u64)?;
-        let segment = Segment::create(&file, ranks)?;
-        Ok::<_, std::io::Error>((file, segment))
-    });
-    let file = match &made {
-        Some(Ok((file, _))) => file.as_raw_fd(),
-        _ => -1,
-    };
-    let all = bootstrap.all_gather("process/segment", &file.to_le_bytes(), deadline)?;
-    let told = all.first().and_then(|bytes| bytes.first_chunk::<4>());
-    let told = told.map_or(-1, |bytes| i32::from_le_bytes(*bytes));
-    let (mapped, _file) = match made {
-        Some(made) => made
-            .map(|(file, segment)| (Ok(segment), Some(file)))
-            .unwrap_or_else(|error| (Err(system(error)), None)),
-        None => {
-            let mapping = neighbours.map(0, told, bytes);
-            let segment = mapping.map(|mapping| Segment::at(mapping, ranks));
-            (segment.map_err(system), None)
-        }
-    };
-    // Rank 0 keeps the file open until everybody has looked.
-    let mine = [u8::from(mapped.is_ok())];
-    let all = bootstrap.all_gather("process/mapped", &mine, deadline)?;
-    let segment = mapped?;
-    match all.iter().position(|mapped| mapped != &[1]) {
-        None => Ok(segment),
-        Some(rank) => {
-            let text = format!("rank {rank} cannot map the memory that the ranks share");
-            Err(Misuse::Other(text).into())
-        }
     }
 }
