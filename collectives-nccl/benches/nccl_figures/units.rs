@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use collectives_core::buffer::Buffer;
 use collectives_core::device::Device;
-use collectives_core::error::{Error, ErrorKind, Misuse, Result};
+use collectives_core::error::{Error, ErrorKind, Result};
 use collectives_core::graph::GraphTemplate;
-use collectives_core::path::{OpReport, Path, Staging};
+use collectives_core::path::{Path, Staging};
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::Request;
 use collectives_core::stream::Stream;
@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::driver::Driver;
 use crate::point::{captured, median};
-use crate::variant::{Handle, handle};
+use crate::variant::{Handle, handle, raw, took};
 
 /// Bytes of a unit; the small ones show from where on staging pays.
 const SIZES: [usize; 7] = [
@@ -251,7 +251,7 @@ impl Bench<'_> {
     }
 
     fn raw(&self) -> *mut c_void {
-        std::ptr::with_exposed_provenance_mut(self.stream.raw())
+        raw(&self.stream)
     }
 
     fn call(&mut self, op: Op, way: Way, tensors: &mut Tensors) -> Result<()> {
@@ -265,16 +265,13 @@ impl Bench<'_> {
             Way::Staged => Staging::Forced,
             _ => Staging::Auto,
         });
-        let report: OpReport = match op {
+        let report = match op {
             Op::AllGather => self.on.all_gather(shard, whole, &self.stream),
             Op::ReduceScatter => self
                 .on
                 .reduce_scatter(whole, shard, ReduceOp::Sum, &self.stream),
         }?;
-        match report.path == path {
-            true => Ok(()),
-            false => Err(Misuse::Other(format!("wanted {path}, and got {report:?}")).into()),
-        }
+        took(report, path)
     }
 
     fn plain(&self, op: Op, tensors: &Tensors) -> Result<()> {

@@ -8,7 +8,7 @@ use collectives_core::buffer::Buffer;
 use collectives_core::collectives::Collectives;
 use collectives_core::device::Device;
 use collectives_core::error::{Error, ErrorKind, Misuse, Result};
-use collectives_core::path::{Path, Staging};
+use collectives_core::path::{OpReport, Path, Staging};
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::{Request, ScratchAllocator};
 use collectives_core::stream::Stream;
@@ -120,7 +120,7 @@ impl Ways {
     }
 
     pub(crate) fn raw(&self) -> *mut c_void {
-        std::ptr::with_exposed_provenance_mut(self.stream.raw())
+        raw(&self.stream)
     }
 
     /// Enqueues one all-reduce.
@@ -219,15 +219,24 @@ impl Variant {
     }
 }
 
+/// Fails where a call took another path than it should.
+pub(crate) fn took(report: OpReport, path: Path) -> Result<()> {
+    match report.path == path {
+        true => Ok(()),
+        false => Err(Misuse::Other(format!("wanted {path}, and got {report:?}")).into()),
+    }
+}
+
+/// A stream as the driver and the library know it.
+pub(crate) fn raw(stream: &Stream) -> *mut c_void {
+    std::ptr::with_exposed_provenance_mut(stream.raw())
+}
+
 fn reduce(
     handle: &mut Handle,
     tensor: &mut Buffer<bf16>,
     stream: &Stream,
     path: Path,
 ) -> Result<()> {
-    let report = handle.all_reduce(tensor, ReduceOp::Sum, stream)?;
-    match report.path == path {
-        true => Ok(()),
-        false => Err(Misuse::Other(format!("wanted {path}, and got {report:?}")).into()),
-    }
+    took(handle.all_reduce(tensor, ReduceOp::Sum, stream)?, path)
 }
