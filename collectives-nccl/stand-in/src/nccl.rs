@@ -44,20 +44,20 @@ struct Window {
 /// Waits until all ranks of a communicator have come to its next meeting.
 fn meet(comm: Handle, number: u64) -> c_int {
     let mut locked = lock();
-    let Some(here) = locked.get().library.communicators.get(&comm) else {
+    let Some(here) = locked.get().nccl.communicators.get(&comm) else {
         return INVALID_ARGUMENT;
     };
     let (key, rank, ranks) = ((here.id, number), here.rank, here.ranks);
     locked
         .get()
-        .library
+        .nccl
         .meetings
         .entry(key)
         .or_default()
         .insert(rank);
     changed();
     loop {
-        let library = &locked.get().library;
+        let library = &locked.get().nccl;
         if !library.communicators.contains_key(&comm) {
             return ABORTED;
         }
@@ -76,14 +76,14 @@ impl World {
     /// Ends a communicator, however.
     fn end_communicator(&mut self, comm: Handle) -> Result<(), c_int> {
         self.end(comm, Kind::Communicator)?;
-        self.library.communicators.remove(&comm);
+        self.nccl.communicators.remove(&comm);
         changed();
         Ok(())
     }
 
     /// Windows that a communicator has still.
     fn windows_of(&self, comm: Handle) -> Vec<Handle> {
-        let windows = self.library.windows.iter();
+        let windows = self.nccl.windows.iter();
         windows
             .filter(|(_, window)| window.comm == comm)
             .map(|(handle, _)| *handle)
@@ -125,7 +125,7 @@ extern "C" fn ncclCommInitRankConfig(
         ranks: usize::try_from(ranks).unwrap_or(0),
         registered: 0,
     };
-    world.library.communicators.insert(handle, made);
+    world.nccl.communicators.insert(handle, made);
     // At once, so that a set-up that waits can be aborted.
     comm.put(handle);
     drop(locked);
@@ -150,7 +150,7 @@ extern "C" fn ncclCommWindowRegister(
     if let Err(code) = admitted {
         return code;
     }
-    let Some(registering) = world.library.communicators.get_mut(&comm) else {
+    let Some(registering) = world.nccl.communicators.get_mut(&comm) else {
         return INVALID_ARGUMENT;
     };
     registering.registered += 1;
@@ -162,7 +162,7 @@ extern "C" fn ncclCommWindowRegister(
         let world = locked.get();
         let handle = world.make(Kind::Window);
         world
-            .library
+            .nccl
             .windows
             .insert(handle, Window { comm, base: buffer });
         window.put(handle);
@@ -176,8 +176,8 @@ functions! {
         Ok(())
     }
     fn ncclGetUniqueId(id: Out<UniqueId>) |world| {
-        world.library.ids += 1;
-        id.put(UniqueId([world.library.ids; 16]));
+        world.nccl.ids += 1;
+        id.put(UniqueId([world.nccl.ids; 16]));
         Ok(())
     }
     fn ncclCommDestroy(comm: Handle) |world| {
@@ -189,7 +189,7 @@ functions! {
     fn ncclCommAbort(comm: Handle) |world| {
         // Its windows go with it.
         for window in world.windows_of(comm) {
-            world.library.windows.remove(&window);
+            world.nccl.windows.remove(&window);
             world.live.remove(&window);
         }
         world.end_communicator(comm)
@@ -198,12 +198,12 @@ functions! {
         current()?;
         world.check(comm, Kind::Communicator)?;
         world.end(window, Kind::Window)?;
-        world.library.windows.remove(&window);
+        world.nccl.windows.remove(&window);
         Ok(())
     }
     fn ncclGetPeerDevicePointer(window: Handle, offset: usize, _peer: c_int, pointer: Out<usize>) |world| {
         world.check(window, Kind::Window)?;
-        let base = world.library.windows.get(&window).map(|window| window.base);
+        let base = world.nccl.windows.get(&window).map(|window| window.base);
         pointer.put(base.ok_or(INVALID_ARGUMENT)? + offset);
         Ok(())
     }

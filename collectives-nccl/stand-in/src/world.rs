@@ -55,7 +55,7 @@ pub(crate) struct World {
     pub(crate) streams: BTreeMap<Handle, StreamData>,
     pub(crate) graphs: Graphs,
     pub(crate) ranges: Ranges,
-    pub(crate) library: Library,
+    pub(crate) nccl: Library,
     calls: BTreeMap<&'static str, usize>,
     log: Option<Vec<String>>,
     fault: Option<Fault>,
