@@ -22,13 +22,7 @@ use collectives_examples::plot::Plot;
 use crate::options::Options;
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit::code(run(&Options::parse()).map(|()| Vec::new()))
 }
 
 fn run(options: &Options) -> Result<(), Box<dyn Error>> {

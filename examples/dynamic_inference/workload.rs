@@ -17,6 +17,7 @@ use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::ScratchAllocator;
 use collectives_core::stream::Stream;
 use collectives_examples::backend::{Gauge, Joined};
+use collectives_examples::exit;
 use half::bf16;
 
 use crate::oracle::Oracle;
@@ -79,7 +80,7 @@ impl Server {
             && comm.info().rank.index() == 0
         {
             let file = File::create(path).map_err(|error| {
-                let text = format!("{}: {error}", path.display());
+                let text = exit::about(path, error).to_string();
                 CollectiveError::new(ErrorKind::System(text)).during("record")
             })?;
             scratch = Box::new(Recorded::new(scratch, file));

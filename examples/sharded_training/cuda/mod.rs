@@ -131,6 +131,28 @@ impl<T: Compute> Cuda<T> {
         }
     }
 
+    /// Rounds the first `count` elements, to a grid before if there is one, into so many elements of
+    /// `to`, of which those that are left become zeros.
+    fn round(
+        &self,
+        from: &Buffer<f32>,
+        count: usize,
+        (to, length): (&Buffer<T>, usize),
+        grid: Option<Grid<f32>>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (unit, limit) = grid.map_or((0.0, 0.0), |grid| (grid.unit, grid.limit));
+        let args = [
+            Arg::Tensor(to),
+            Arg::Tensor(from),
+            Arg::Count(count),
+            Arg::Count(length),
+            Arg::Real(unit),
+            Arg::Real(limit),
+        ];
+        self.gpu.launch(self.kernels.narrow, length, &args, stream)
+    }
+
     fn widen(
         &self,
         unit: usize,
@@ -169,16 +191,7 @@ impl<T: Compute> Arithmetic<T> for Cuda<T> {
 
     fn narrow(&mut self, unit: usize, shard: &mut Buffer<T>, stream: &Stream) -> Result<()> {
         let masters = &self.units[unit].masters;
-        let args = [
-            Arg::Tensor(shard),
-            Arg::Tensor(masters),
-            Arg::Count(masters.len()),
-            Arg::Count(shard.len()),
-            Arg::Real(0.0),
-            Arg::Real(0.0),
-        ];
-        let count = shard.len();
-        self.gpu.launch(self.kernels.narrow, count, &args, stream)
+        self.round(masters, masters.len(), (shard, shard.len()), None, stream)
     }
 
     fn forward(&mut self, unit: usize, parameters: &Buffer<T>, stream: &Stream) -> Result<()> {
@@ -253,22 +266,8 @@ impl<T: Compute> Arithmetic<T> for Cuda<T> {
         ];
         let blocks = word(layer.outputs.div_ceil(32))?;
         gpu.launch_blocks(kernels.column_sums, blocks, &args, stream)?;
-        let grid = match self.exact {
-            true => T::GRID,
-            false => Grid {
-                unit: 0.0,
-                limit: 0.0,
-            },
-        };
-        let args = [
-            Arg::Tensor(gradients),
-            Arg::Tensor(products),
-            Arg::Count(layer.parameters()),
-            Arg::Count(gradients.len()),
-            Arg::Real(grid.unit),
-            Arg::Real(grid.limit),
-        ];
-        gpu.launch(kernels.narrow, gradients.len(), &args, stream)?;
+        let (count, grid) = (layer.parameters(), self.exact.then_some(T::GRID));
+        self.round(products, count, (gradients, gradients.len()), grid, stream)?;
         if unit == 0 {
             // Nobody asks for the gradient of the samples.
             return Ok(());
@@ -278,15 +277,7 @@ impl<T: Compute> Arithmetic<T> for Cuda<T> {
         self.blas
             .multiply::<T>(gpu, dy, w.transposed(), products, stream)?;
         let count = samples * layer.inputs;
-        let args = [
-            Arg::Tensor(of_inputs),
-            Arg::Tensor(products),
-            Arg::Count(count),
-            Arg::Count(count),
-            Arg::Real(0.0),
-            Arg::Real(0.0),
-        ];
-        gpu.launch(kernels.narrow, count, &args, stream)
+        self.round(products, count, (of_inputs, count), None, stream)
     }
 
     fn take(

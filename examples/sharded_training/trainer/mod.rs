@@ -79,24 +79,14 @@ fn arithmetic<T: Compute>(
     match options.place() {
         Place::Host => Ok(Box::new(Host::new(device, shares, options.exact, stream)?)),
         #[cfg(target_os = "linux")]
-        Place::Cuda => Ok(Box::new(on_gpu::<T>(
-            options, device, gauge, shares, stream,
-        )?)),
+        Place::Cuda => {
+            let none = || Misuse::Other("this backend has no GPU to compute on".to_owned());
+            let gpu = gauge.gpu().ok_or_else(none)?;
+            let (batch, exact) = (options.batch.into(), options.exact);
+            let cuda = Cuda::<T>::new(device, gpu, shares, batch, exact, stream)?;
+            Ok(Box::new(cuda))
+        }
     }
-}
-
-#[cfg(target_os = "linux")]
-fn on_gpu<T: Compute>(
-    options: &Options,
-    device: &Arc<dyn Device>,
-    gauge: &dyn Gauge,
-    shares: Vec<Share>,
-    stream: &Stream,
-) -> Result<Cuda<T>> {
-    let none = || Misuse::Other("this backend has no GPU to compute on".to_owned());
-    let gpu = gauge.gpu().ok_or_else(none)?;
-    let (batch, exact) = (options.batch.into(), options.exact);
-    Cuda::new(device, gpu, shares, batch, exact, stream)
 }
 
 /// One rank that folds all micro-batches with the same arithmetic, on the same device.
