@@ -8,9 +8,12 @@
 //! offsets on all ranks: buffers from [`Collectives::symmetric_buffer`] do, at equal ranges.
 
 mod average;
+mod calibrate;
+mod calibration;
 mod group;
 mod host;
 mod ops;
+mod outcome;
 mod route;
 mod rows;
 mod run;
@@ -20,6 +23,7 @@ mod switch;
 mod symmetric;
 
 pub use average::Averaged;
+pub use calibration::{Calibration, Sample};
 pub use group::Group;
 pub use scope::HostScope;
 pub use switch::Switch;

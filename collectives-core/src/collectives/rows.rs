@@ -63,6 +63,14 @@ impl Rows {
         }
     }
 
+    /// Replaces from how many bytes on staging pays, by operation, capture and what the row said.
+    pub(super) fn stage_from(&mut self, from: impl Fn(OpKind, bool, usize) -> usize) {
+        for row in &mut self.rows {
+            row.stage_from = from(row.op, false, row.stage_from);
+            row.stage_from_captured = from(row.op, true, row.stage_from_captured);
+        }
+    }
+
     /// The first row that serves a call whose operands were checked, as [`PathTable::rule`] finds it.
     #[inline]
     pub(super) fn find(&self, call: &Collective<'_>) -> Result<&Row, Reason> {

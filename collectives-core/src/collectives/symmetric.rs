@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use super::Collectives;
+use super::{Collectives, outcome};
 use crate::addr::{WindowId, WindowSlice};
 use crate::agreement::Record;
 use crate::buffer::Buffer;
 use crate::communicator::{CommInfo, Communicator};
 use crate::dtype::Element;
-use crate::error::{Error, ErrorKind, Field, Misuse, Result};
+use crate::error::{Field, Misuse, Result};
 use crate::layered::symmetric_of;
 use crate::memory::Memory;
-use crate::rank::Rank;
 use crate::scratch::{ScratchAllocator, Trimmed};
 
 /// Tells the agreement rounds of buffers from those of scratch.
@@ -27,9 +26,9 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     ///
     /// # Errors
     ///
-    /// [`OutOfMemory`](ErrorKind::OutOfMemory) on every rank if one rank is out of memory,
-    /// [`Mismatch`](ErrorKind::Mismatch) for different counts,
-    /// [`Unsupported`](ErrorKind::Unsupported) without symmetric memory.
+    /// [`OutOfMemory`](crate::error::ErrorKind::OutOfMemory) on every rank if one rank is out of memory,
+    /// [`Mismatch`](crate::error::ErrorKind::Mismatch) for different counts,
+    /// [`Unsupported`](crate::error::ErrorKind::Unsupported) without symmetric memory.
     pub fn symmetric_buffer<T: Element>(&mut self, count: usize) -> Result<Buffer<T>> {
         self.register_buffer::<T>(count)
             .map_err(|error| self.with_context(error, "symmetric_buffer"))
@@ -51,17 +50,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         if bytes == 0 {
             return Err(Misuse::ZeroBytes.into());
         }
-        if let Some(rank) = records.iter().position(|record| record.facts() != [1]) {
-            let error = Error::new(ErrorKind::OutOfMemory {
-                rank: Rank::new(rank),
-                bytes,
-            });
-            return Err(match allocated {
-                Err(source) => error.caused_by(source),
-                Ok(_) => error,
-            });
-        }
-        let memory = allocated?;
+        let memory = outcome::on_all_ranks(&records, bytes, allocated)?;
         let window = symmetric_of(&mut self.comm)?.register(&memory)?;
         self.buffers.push((memory.clone(), window));
         let slice = WindowSlice {

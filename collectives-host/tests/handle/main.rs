@@ -1,6 +1,7 @@
 //! `Collectives` on the host backend: what users call, with scratch and without.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod calibrate;
 mod disagreement;
 mod failure;
 mod graphs;

@@ -15,6 +15,7 @@
 //! | `--rounds N` | alternations | 200 |
 //! | `--sizes 16,8192` | bytes of an all-reduce of bf16 | 16 B to 64 MiB |
 //! | `--parts calls,growth,units` | what is measured: all-reduce beside the same by hand; growing scratch, by policy; all-gather and reduce-scatter of the units of a sharded model beside plain NCCL | everything |
+//! | `--calibrate` | `Auto` goes by `Collectives::calibrate`, not by the table | |
 //! | `--json FILE` | also writes everything there | |
 
 mod driver;

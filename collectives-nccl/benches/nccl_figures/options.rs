@@ -15,6 +15,8 @@ pub(crate) struct Options {
     pub(crate) sizes: Vec<usize>,
     /// What is measured.
     pub(crate) parts: Vec<Part>,
+    /// Whether `Auto` goes by what was measured just before, not by the table.
+    pub(crate) calibrate: bool,
     pub(crate) json: Option<PathBuf>,
 }
 
@@ -59,6 +61,7 @@ impl Default for Options {
                 64 << 20,
             ],
             parts: vec![Part::Calls, Part::Growth, Part::Units],
+            calibrate: false,
             json: None,
         }
     }
@@ -83,6 +86,7 @@ impl Options {
                         .map(Part::named)
                         .collect::<Result<_, _>>()?;
                 }
+                "--calibrate" => options.calibrate = true,
                 "--json" => options.json = Some(value()?.into()),
                 // Cargo passes it to every bench.
                 "--bench" => {}

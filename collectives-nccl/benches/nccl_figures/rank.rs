@@ -1,7 +1,7 @@
 //! What every rank does: the same, in the same order.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use collectives_core::buffer::Buffer;
 use collectives_core::device::Device;
@@ -21,6 +21,25 @@ use crate::{growth, host, point, registration, units};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Sizes between which staging may begin to pay, two an octave.
+const CALIBRATED: [usize; 15] = [
+    48 << 10,
+    64 << 10,
+    96 << 10,
+    128 << 10,
+    192 << 10,
+    256 << 10,
+    384 << 10,
+    512 << 10,
+    768 << 10,
+    1 << 20,
+    3 << 19,
+    2 << 20,
+    3 << 20,
+    4 << 20,
+    8 << 20,
+];
+
 pub(crate) fn measure(world: &World, options: &Options) -> Result<Report> {
     let bootstrap = world.bootstrap(PATIENCE)?;
     let gpus = CudaDevice::count().max(1);
@@ -36,6 +55,7 @@ pub(crate) fn measure(world: &World, options: &Options) -> Result<Report> {
         ranks: world.world_size,
         gpus: gpus.min(world.world_size),
         rounds: options.rounds,
+        calibrated: None,
         points: Vec::new(),
         host: Vec::new(),
         registration: Vec::new(),
@@ -92,6 +112,11 @@ fn ways(
 
 /// Everything about calls and their windows.
 fn calls(ways: &mut Ways, cuda: &CudaDevice, options: &Options, report: &mut Report) -> Result<()> {
+    if options.calibrate {
+        let begun = Instant::now();
+        let _measured = ways.events.calibrate(&CALIBRATED, &mut ways.stream)?;
+        report.calibrated = Some(begun.elapsed().as_secs_f64());
+    }
     for &bytes in &options.sizes {
         ways.resize(bytes)?;
         ways.check(report.ranks)?;

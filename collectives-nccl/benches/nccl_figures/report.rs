@@ -17,6 +17,8 @@ pub(crate) struct Report {
     pub(crate) ranks: usize,
     pub(crate) gpus: usize,
     pub(crate) rounds: usize,
+    /// How long `Auto` was calibrated, in seconds, if it was.
+    pub(crate) calibrated: Option<f64>,
     pub(crate) points: Vec<Point>,
     pub(crate) host: Vec<HostTime>,
     pub(crate) registration: Vec<Registration>,
@@ -69,6 +71,9 @@ impl Report {
             "rounds: {}; microseconds of one all-reduce of bf16",
             self.rounds
         )?;
+        if let Some(seconds) = self.calibrated {
+            writeln!(f, "`Auto` was calibrated in {seconds:.1} s")?;
+        }
         writeln!(
             f,
             "| bytes | in | zero-copy | by hand | over | | staged | by hand | over | | events add | \

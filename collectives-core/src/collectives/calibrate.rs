@@ -1,0 +1,290 @@
+//! Measures both ways of an operation on the machine as it is.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::calibration::{Calibration, Sample};
+use super::rows::Rows;
+use super::{Collectives, outcome};
+use crate::agreement::Record;
+use crate::buffer::Buffer;
+use crate::collective::{Collective, Counts, Op};
+use crate::communicator::Communicator;
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{CaptureFault, Error, ErrorKind, Field, Result};
+use crate::graph::{Capture, Executable};
+use crate::path::{Fallback, Path, Staging};
+use crate::reduce::ReduceOp;
+use crate::scratch::ScratchAllocator;
+use crate::stream::Stream;
+use crate::tensor::Tensor;
+
+/// Tells the agreement rounds of calibration from others.
+const CALIBRATE_ROUND: u64 = 0xca11;
+
+/// How often both ways of one size take turns; the median counts.
+const ROUNDS: usize = 21;
+
+/// Operations that have symmetric kernels.
+const OPERATIONS: [Op<'static>; 3] = [
+    Op::AllReduce(ReduceOp::Sum),
+    Op::ReduceScatter(ReduceOp::Sum),
+    Op::AllGather,
+];
+
+/// The two ways.
+const WAYS: [Staging; 2] = [Staging::Never, Staging::Forced];
+
+/// Operations in what is timed: many where one is short.
+const fn batch(bytes: usize) -> usize {
+    match bytes {
+        0..=0x10_0000 => 16,
+        0x10_0001..=0x80_0000 => 4,
+        _ => 1,
+    }
+}
+
+impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
+    /// Measures from how many bytes on copying through scratch pays for each operation that has
+    /// symmetric kernels, eagerly and, where the device has graphs, in a graph, and stages by that;
+    /// collective, and blocks.
+    ///
+    /// The backend's table says where staging pays on the machines its author measured. Where the copies
+    /// cost more or less than there, because of a slower host or a faster link, [`Staging::Auto`]
+    /// follows what this finds instead. `sizes` are bytes of the larger operand, equal on all ranks; what
+    /// is larger than all of them goes by the table still. Scratch for the largest size is taken as a call
+    /// of that size takes it, and kept as the policy keeps it, so sizes beyond what is served later are a
+    /// waste; a size that the allocator does not serve is left out. Powers of two from 16 KiB to 4 MiB take
+    /// a second or two. The stream must be idle for the figures to mean anything.
+    ///
+    /// # Errors
+    ///
+    /// [`Mismatch`](ErrorKind::Mismatch) of [`Field::Configuration`] for different sizes,
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) on every rank if one has no memory for the operands, and
+    /// those of the calls. Staging stays as it was then.
+    pub fn calibrate(&mut self, sizes: &[usize], stream: &mut Stream) -> Result<Calibration> {
+        let before = self.switched();
+        let measured = self.measure(sizes, stream);
+        self.set_staging(before.staging);
+        self.set_fallback(before.fallback);
+        let calibration = measured.map_err(|error| self.with_context(error, "calibrate"))?;
+        self.stage_by(&calibration);
+        Ok(calibration)
+    }
+
+    /// Stages by what was measured before, or by the table alone if nothing was; every rank passes the
+    /// same.
+    pub fn stage_by(&mut self, calibration: &Calibration) {
+        let mut rows = Rows::of(&self.comm.capabilities().paths, self.world_size);
+        rows.stage_from(|op, captured, table| calibration.stage_from(op, captured, table));
+        self.rows = rows;
+    }
+
+    fn measure(&mut self, sizes: &[usize], stream: &mut Stream) -> Result<Calibration> {
+        if self.device.capture_state(stream)?.is_some() {
+            return Err(Error::capture(CaptureFault::AlreadyCapturing));
+        }
+        let operands = self.operands(sizes, stream)?;
+        let mut calibration = Calibration::default();
+        if self.world_size == 1 || !self.symmetric {
+            return Ok(calibration);
+        }
+        self.set_fallback(Fallback::Allow);
+        let graphs = self.device.graphs().is_some();
+        for op in OPERATIONS {
+            let mut samples = Vec::new();
+            for captured in [false, true].into_iter().take(1 + usize::from(graphs)) {
+                for &bytes in sizes {
+                    if let Some(call) = self.sample_call(op, bytes, &operands) {
+                        samples.extend(self.sample(call, captured, &operands, stream)?);
+                    }
+                }
+            }
+            calibration.0.extend(self.slowest(samples)?);
+        }
+        // What the graphs owned.
+        self.device.collect();
+        Ok(calibration)
+    }
+
+    /// Operands of the largest size, on all ranks or on none.
+    fn operands(&mut self, sizes: &[usize], stream: &Stream) -> Result<[Buffer<u8>; 2]> {
+        let bytes = sizes.iter().copied().max().unwrap_or(0);
+        let make = || Buffer::zeroed(&self.device, bytes, stream);
+        let made = make().and_then(|one| Ok([one, make()?]));
+        let sizes_digest = sizes.iter().fold(sizes.len() as u64, |digest, &size| {
+            digest.rotate_left(7).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ size as u64
+        });
+        let mine = Record::new()
+            .field(Field::Operation, CALIBRATE_ROUND)
+            .field(Field::Configuration, sizes_digest)
+            .fact(u64::from(made.is_ok()));
+        let records = self.comm.agree(&mine, self.deadline)?;
+        Record::check_equal(&records)?;
+        outcome::on_all_ranks(&records, bytes, made)
+    }
+
+    /// The operation on operands whose larger one is about `bytes` long, if a symmetric kernel serves it.
+    fn sample_call(
+        &self,
+        op: Op<'static>,
+        bytes: usize,
+        [send, recv]: &[Buffer<u8>; 2],
+    ) -> Option<Collective<'static>> {
+        let dtype = DType::F32;
+        let elements = bytes / dtype.size();
+        let (part, ranks) = (elements / self.world_size, self.world_size);
+        let (count, sent, received) = match op {
+            Op::AllReduce(_) => (elements, elements, elements),
+            Op::ReduceScatter(_) => (part, part * ranks, part),
+            _ => (part, part, part * ranks),
+        };
+        let operand = |buffer: &Buffer<u8>, count| buffer.operand().slice(0, count * dtype.size());
+        let call = Collective {
+            op,
+            dtype,
+            send: operand(send, sent).ok()?,
+            recv: operand(recv, received).ok()?,
+            counts: Counts::Even(count),
+        };
+        (count > 0 && self.rows.find(&call).is_ok()).then_some(call)
+    }
+
+    /// This rank's median times of both ways; `None` where scratch is not to be had for it, which is the
+    /// same on all ranks.
+    fn sample(
+        &mut self,
+        call: Collective<'_>,
+        captured: bool,
+        operands: &[Buffer<u8>; 2],
+        stream: &mut Stream,
+    ) -> Result<Option<Sample>> {
+        let bytes = call.send.bytes.max(call.recv.bytes);
+        let count = batch(bytes);
+        let device = Arc::clone(&self.device);
+        let mut graphs = Vec::new();
+        for staging in WAYS {
+            self.set_staging(staging);
+            // What is done once is done; and a capture finds its scratch.
+            if !self.serves(call, staging, operands, stream)? {
+                return Ok(None);
+            }
+            if captured {
+                match self.record(call, count, operands, &*device, stream) {
+                    Ok(graph) => graphs.push(graph),
+                    Err(error) if matches!(error.kind(), ErrorKind::NeedsReserve { .. }) => {
+                        return Ok(None);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        let mut times = [const { Vec::new() }; 2];
+        for round in 0..=ROUNDS {
+            for (way, staging) in WAYS.into_iter().enumerate() {
+                self.set_staging(staging);
+                let mut once = |count: usize, this: &mut Self| match graphs.get_mut(way) {
+                    Some(graph) => graph.launch(&*device, stream),
+                    None => {
+                        (0..count).try_for_each(|_| this.run_on(call, operands, stream).map(drop))
+                    }
+                };
+                // Ranks come together first.
+                once(1, self)?;
+                device.synchronize(stream)?;
+                let begun = Instant::now();
+                once(count, self)?;
+                device.synchronize(stream)?;
+                // The first round only warms up.
+                if round > 0 {
+                    times[way].push(begun.elapsed());
+                }
+            }
+        }
+        let [direct, staged] = times.map(|times| each(median(times), count));
+        Ok(Some(Sample {
+            op: call.kind(),
+            captured,
+            bytes,
+            direct,
+            staged,
+        }))
+    }
+
+    /// Whether a call takes the way it is told to.
+    fn serves(
+        &mut self,
+        call: Collective<'_>,
+        staging: Staging,
+        operands: &[Buffer<u8>; 2],
+        stream: &Stream,
+    ) -> Result<bool> {
+        let path = self.run_on(call, operands, stream)?;
+        Ok(staging == Staging::Never || path == Path::Staged)
+    }
+
+    fn run_on(
+        &mut self,
+        call: Collective<'_>,
+        [send, recv]: &[Buffer<u8>; 2],
+        stream: &Stream,
+    ) -> Result<Path> {
+        let mut owners = Vec::with_capacity(2);
+        owners.extend(send.owner());
+        owners.extend(recv.owner());
+        self.run(call, &mut owners, stream)
+            .map(|report| report.path)
+    }
+
+    /// A graph of `count` operations.
+    fn record(
+        &mut self,
+        call: Collective<'_>,
+        count: usize,
+        operands: &[Buffer<u8>; 2],
+        device: &dyn Device,
+        stream: &mut Stream,
+    ) -> Result<Executable> {
+        let capture = Capture::begin(device, stream)?;
+        for _ in 0..count {
+            let _path = self.run_on(call, operands, capture.stream())?;
+        }
+        capture.end()?.instantiate()
+    }
+
+    /// Samples with the times of the slowest rank, the same on all ranks.
+    fn slowest(&mut self, mut samples: Vec<Sample>) -> Result<Vec<Sample>> {
+        let mine = Record::new()
+            .field(Field::Operation, CALIBRATE_ROUND)
+            .field(Field::Count, samples.len() as u64);
+        let times = samples
+            .iter()
+            .flat_map(|sample| [sample.direct, sample.staged]);
+        let mine = times.map(nanoseconds).fold(mine, Record::fact);
+        let records = self.comm.agree(&mine, self.deadline)?;
+        Record::check_equal(&records)?;
+        let slowest = |at: usize| {
+            let said = records.iter().filter_map(|record| record.facts().get(at));
+            Duration::from_nanos(said.copied().max().unwrap_or(0))
+        };
+        for (index, sample) in samples.iter_mut().enumerate() {
+            (sample.direct, sample.staged) = (slowest(2 * index), slowest(2 * index + 1));
+        }
+        Ok(samples)
+    }
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
+/// The time of one of `count` operations.
+fn each(all: Duration, count: usize) -> Duration {
+    all / u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
