@@ -93,7 +93,13 @@ impl Call<'_> {
         clippy::multiple_unsafe_ops_per_block,
         reason = "one of them runs, and all have one reason to be sound"
     )]
-    fn call(&self, step: Step, dtype: DataType, op: RedOp, selection: Option<&CStr>) -> Result<()> {
+    pub(crate) fn call(
+        &self,
+        step: Step,
+        dtype: DataType,
+        op: RedOp,
+        selection: Option<&CStr>,
+    ) -> Result<()> {
         let Self { nccl, comm, stream } = *self;
         if let Some(selection) = selection {
             return self.selected(step, dtype, op, selection);

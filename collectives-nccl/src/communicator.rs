@@ -20,9 +20,7 @@ use collectives_core::symmetric::SymmetricMemory;
 use nccl_sys::Version;
 
 use crate::device::{CudaDevice, vmm::Blocks};
-use crate::enqueue::is_refused;
 use crate::error::BACKEND;
-use crate::mapping::check_self_messages;
 use crate::options::{Algorithm, Options};
 use crate::paths;
 use crate::setup::Setup;
@@ -49,7 +47,7 @@ const GRANULE: usize = 2 << 20;
 #[repr(C, align(64))]
 pub struct NcclCommunicator {
     pub(crate) state: Arc<State>,
-    windows: Windows,
+    pub(crate) windows: Windows,
     /// What the library chooses from.
     pub(crate) algorithm: Algorithm,
     pub(crate) info: CommInfo,
@@ -159,60 +157,6 @@ impl NcclCommunicator {
         watchdog::ending()
     }
 
-    /// Checks what [`Collective::check`] cannot know.
-    #[inline]
-    fn check(&self, calls: &[Collective<'_>]) -> Result<()> {
-        for call in calls {
-            self.windows.check("send", call.send)?;
-            if call.recv != call.send {
-                self.windows.check("recv", call.recv)?;
-            }
-            if is_refused(call, self.info.world_size) {
-                return Err(refused(call));
-            }
-        }
-        match calls.iter().any(|call| call.kind().is_point_to_point()) {
-            true => check_self_messages(calls, self.info.rank),
-            false => Ok(()),
-        }
-    }
-
-    /// Enqueues operations that passed [`Collective::check`] on a stream that captures if `site` says so.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Communicator::enqueue_checked`].
-    #[inline]
-    unsafe fn enqueue_on(&self, calls: &[Collective<'_>], site: Site<'_>) -> Result<()> {
-        self.state.check_open()?;
-        if let Err(error) = self.check(calls) {
-            return Err(self.state.named(error));
-        }
-        let enqueued = match calls.is_empty() || calls.iter().any(Collective::is_empty) {
-            // SAFETY: By the caller.
-            false => unsafe { self.enqueue_full(calls, site) },
-            // SAFETY: By the caller.
-            true => unsafe { self.enqueue_others(calls, site) },
-        };
-        enqueued.map_err(|error| self.state.note(error))
-    }
-
-    /// The calls that have elements, of some that have none.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Communicator::enqueue_checked`].
-    #[cold]
-    unsafe fn enqueue_others(&self, calls: &[Collective<'_>], site: Site<'_>) -> Result<()> {
-        let full = calls.iter().filter(|call| !call.is_empty());
-        let full: Vec<_> = full.copied().collect();
-        match full.is_empty() {
-            true => Ok(()),
-            // SAFETY: By the caller.
-            false => unsafe { self.enqueue_full(&full, site) },
-        }
-    }
-
     fn child(&mut self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
         let deadline = self.state.options.deadline;
         let records = self.agree(&split::record(color, key), deadline)?;
@@ -245,12 +189,6 @@ impl NcclCommunicator {
         }
         deferred
     }
-}
-
-#[cold]
-fn refused(call: &Collective<'_>) -> Error {
-    let text = format!("NCCL multiplies no {} on a single rank", call.dtype);
-    Error::unsupported(Unsupported::Operation(text))
 }
 
 impl Communicator for NcclCommunicator {

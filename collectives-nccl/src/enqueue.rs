@@ -1,19 +1,20 @@
 //! Enqueues collectives: one group of NCCL, and what has to follow it.
 
 use std::ffi::CStr;
+use std::slice;
 
-use collectives_core::collective::{Collective, Op};
+use collectives_core::collective::{Collective, Counts, Op};
 use collectives_core::dtype::DType;
-use collectives_core::error::{CaptureFault, Error, Result};
+use collectives_core::error::{CaptureFault, Error, Result, Unsupported};
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::Site;
-use nccl_sys::{DataType, Stream};
+use nccl_sys::{DataType, RedOp, Stream};
 
 use crate::call::{Arithmetic, Call, Reduction};
 use crate::communicator::NcclCommunicator;
 use crate::convert;
 use crate::device::stream::{CudaStream, stream_of};
-use crate::driver::RawFunction;
+use crate::driver::{Current, RawFunction};
 use crate::error::nccl_error;
 use crate::mapping;
 use crate::options::Algorithm;
@@ -22,10 +23,16 @@ use crate::scale;
 /// Whether NCCL would refuse the call after others of its group were enqueued.
 ///
 /// On one rank a scalar is multiplied by a kernel of its own, which has no 8-bit floats.
-pub(crate) fn is_refused(call: &Collective<'_>, world_size: usize) -> bool {
+fn is_refused(call: &Collective<'_>, world_size: usize) -> bool {
     let eight_bits = matches!(call.dtype, DType::F8E4M3 | DType::F8E5M2);
     let scaled = matches!(call.reduction(), Some(ReduceOp::PreMulSum(_)));
     world_size == 1 && eight_bits && scaled
+}
+
+#[cold]
+fn refused(call: &Collective<'_>) -> Error {
+    let text = format!("NCCL multiplies no {} on a single rank", call.dtype);
+    Error::unsupported(Unsupported::Operation(text))
 }
 
 /// Whether an average is a sum and a division of ours.
@@ -51,20 +58,95 @@ fn arithmetic(op: &Collective<'_>) -> Result<Arithmetic> {
     Ok(Arithmetic { dtype, op })
 }
 
+/// The reduction of a call that is one call of the library with an operator that the library has, and
+/// nothing before or after it; of a call that does not reduce, any.
+#[inline]
+fn plain(call: &Collective<'_>) -> Option<RedOp> {
+    match (call.op, call.counts) {
+        (_, Counts::Uneven(_) | Counts::Even(0)) | (Op::AllReduce(ReduceOp::Average), _) => None,
+        (Op::AllReduce(op) | Op::ReduceScatter(op), _) => convert::reduction(op),
+        (Op::AllGather, _) => Some(RedOp::SUM),
+        _ => None,
+    }
+}
+
 impl NcclCommunicator {
-    /// Enqueues operations that were checked, some and none of them empty.
+    /// Enqueues operations that passed [`Collective::check`] on a stream that captures if `site` says so.
     ///
     /// # Safety
     ///
     /// As for `Communicator::enqueue_checked`.
     #[inline]
-    pub(crate) unsafe fn enqueue_full(&self, ops: &[Collective<'_>], site: Site<'_>) -> Result<()> {
-        let state = &*self.state;
-        let stream = stream_of(state.device.id, site.stream)?;
-        stream.health()?;
-        // Not in relaxed mode: launches disturb no capture, and for what it sets up at a first call NCCL
-        // changes the mode itself, also on threads of its own.
-        let _current = state.device.context.enter()?;
+    pub(crate) unsafe fn enqueue_on(&self, calls: &[Collective<'_>], site: Site<'_>) -> Result<()> {
+        let enqueued = if let [call] = calls
+            && let Some(op) = plain(call)
+        {
+            // SAFETY: By the caller.
+            unsafe { self.enqueue_plain(call, op, site) }
+        } else {
+            // SAFETY: By the caller.
+            unsafe { self.enqueue_others(calls, site) }
+        };
+        enqueued.map_err(|error| self.state.note(error))
+    }
+
+    /// Enqueues a call that is [`plain`]: what most calls are, with as little code between the caller
+    /// and the library as there can be.
+    ///
+    /// # Safety
+    ///
+    /// As for `Communicator::enqueue_checked`.
+    #[inline]
+    unsafe fn enqueue_plain(&self, call: &Collective<'_>, op: RedOp, site: Site<'_>) -> Result<()> {
+        self.check_windows(call)?;
+        let (stream, _current) = self.enter(site)?;
+        if site.capture.is_some() {
+            self.claim(stream, slice::from_ref(call))?;
+        }
+        let dtype = convert::data_type(call.dtype)?;
+        self.state.with_comm(|nccl, comm| {
+            let to = Call {
+                nccl,
+                comm,
+                stream: Stream(stream.raw.0),
+            };
+            match mapping::single(call, self.info.rank, &self.barrier) {
+                Some(step) => to.call(step, dtype, op, self.selection(call)),
+                None => Ok(()),
+            }
+        })?;
+        self.leave(site, stream)
+    }
+
+    /// Enqueues any calls.
+    ///
+    /// # Safety
+    ///
+    /// As for `Communicator::enqueue_checked`.
+    #[inline(never)]
+    unsafe fn enqueue_others(&self, calls: &[Collective<'_>], site: Site<'_>) -> Result<()> {
+        self.check(calls)?;
+        if !calls.iter().any(Collective::is_empty) {
+            // SAFETY: By the caller.
+            return unsafe { self.enqueue_full(calls, site) };
+        }
+        let full = calls.iter().filter(|call| !call.is_empty());
+        let full: Vec<_> = full.copied().collect();
+        // SAFETY: By the caller.
+        unsafe { self.enqueue_full(&full, site) }
+    }
+
+    /// Enqueues operations that were checked, none of them empty, as one group.
+    ///
+    /// # Safety
+    ///
+    /// As for `Communicator::enqueue_checked`.
+    unsafe fn enqueue_full(&self, ops: &[Collective<'_>], site: Site<'_>) -> Result<()> {
+        self.state.check_open()?;
+        if ops.is_empty() {
+            return Ok(());
+        }
+        let (stream, _current) = self.enter(site)?;
         let divides = ops.iter().any(divides);
         if divides {
             self.prepare(ops)?;
@@ -72,7 +154,7 @@ impl NcclCommunicator {
         if site.capture.is_some() {
             self.claim(stream, ops)?;
         }
-        state.with_comm(|nccl, comm| {
+        self.state.with_comm(|nccl, comm| {
             let call = Call {
                 nccl,
                 comm,
@@ -90,13 +172,55 @@ impl NcclCommunicator {
             // SAFETY: By the caller.
             unsafe { self.divide(ops, stream) }?;
         }
+        self.leave(site, stream)
+    }
+
+    /// The stream of a call, with the context current.
+    ///
+    /// Not in relaxed mode: launches disturb no capture, and for what it sets up at a first call NCCL
+    /// changes the mode itself, also on threads of its own.
+    #[inline]
+    fn enter<'s>(&self, site: Site<'s>) -> Result<(&'s CudaStream, Current)> {
+        let device = &self.state.device;
+        let stream = stream_of(device.id, site.stream)?;
+        stream.health()?;
+        Ok((stream, device.context.enter()?))
+    }
+
+    /// Notes what was enqueued.
+    #[inline]
+    fn leave(&self, site: Site<'_>, stream: &CudaStream) -> Result<()> {
         if site.capture.is_none() {
             if stream.is_foreign() {
                 stream.mark()?;
             }
-            state.note_work(site.stream, stream);
+            self.state.note_work(site.stream, stream);
         }
         Ok(())
+    }
+
+    /// Checks what [`Collective::check`] cannot know.
+    fn check(&self, calls: &[Collective<'_>]) -> Result<()> {
+        for call in calls {
+            self.check_windows(call)?;
+            if is_refused(call, self.info.world_size) {
+                return Err(refused(call));
+            }
+        }
+        match calls.iter().any(|call| call.kind().is_point_to_point()) {
+            true => mapping::check_self_messages(calls, self.info.rank),
+            false => Ok(()),
+        }
+    }
+
+    /// Checks that operands lie in the windows they name.
+    #[inline]
+    fn check_windows(&self, call: &Collective<'_>) -> Result<()> {
+        self.windows.check("send", call.send)?;
+        match call.recv == call.send {
+            true => Ok(()),
+            false => self.windows.check("recv", call.recv),
+        }
     }
 
     /// Finds the kernels of averages, before anything is enqueued.

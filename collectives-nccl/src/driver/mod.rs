@@ -8,7 +8,7 @@ mod error;
 mod load;
 mod sys;
 
-pub(crate) use context::{Context, CurrentRelaxed};
+pub(crate) use context::{Context, Current, CurrentRelaxed};
 pub(crate) use error::driver_error;
 pub(crate) use load::{Driver, driver};
 pub(crate) use sys::*;

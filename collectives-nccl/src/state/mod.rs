@@ -168,6 +168,7 @@ impl State {
     }
 
     /// Fails the communicator if the error says that something had moved.
+    #[cold]
     pub(crate) fn note(&self, error: Error) -> Error {
         if error.poisons() {
             self.fail(&error);
