@@ -62,6 +62,8 @@ pub struct ScratchConfig {
     pub dtype: Option<DType>,
     /// The largest request that is staged at all.
     pub cap: Option<ByteSize>,
+    /// Bytes of the lease that a call which needs more goes through, piece by piece.
+    pub piece: Option<ByteSize>,
     /// Mapped bytes a communicator may keep.
     pub limit: Option<ByteSize>,
     /// Windows a communicator may have.
@@ -93,6 +95,7 @@ impl Default for ScratchConfig {
             hidden: None,
             dtype: None,
             cap: None,
+            piece: None,
             limit: None,
             max_windows: None,
             seal: options.seal,
@@ -153,6 +156,7 @@ impl ScratchConfig {
     pub fn options(&self) -> Options {
         Options {
             cap: self.cap.map(ByteSize::get),
+            piece: self.piece.map(ByteSize::get),
             limit: self.limit.map(ByteSize::get),
             max_windows: self.max_windows,
             seal: self.seal,

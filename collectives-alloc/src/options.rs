@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use collectives_core::bootstrap::DEFAULT_DEADLINE;
+use collectives_core::scratch::Splitting;
 
 use crate::digest::Digest;
 
@@ -12,6 +13,9 @@ use crate::digest::Digest;
 pub struct Options {
     /// The largest request that is staged at all, in bytes; `None` means any.
     pub cap: Option<usize>,
+    /// Bytes of the lease that a call which needs more goes through, piece by piece; `None` means that
+    /// every call is staged whole.
+    pub piece: Option<usize>,
     /// Mapped bytes the communicator may keep; `None` means any.
     pub limit: Option<usize>,
     /// Windows the communicator may have, its user's symmetric buffers among them; `None` means any.
@@ -32,6 +36,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             cap: None,
+            piece: None,
             limit: None,
             max_windows: None,
             seal: Seal::Explicit,
@@ -44,11 +49,31 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Which calls are staged in pieces, if any: those that need more than a piece and no more than the
+    /// cap.
+    #[must_use]
+    pub fn splitting(&self) -> Option<Splitting> {
+        self.piece.map(|piece| Splitting {
+            piece,
+            up_to: self.cap.unwrap_or(usize::MAX),
+        })
+    }
+
+    /// Bytes of the lease for a call that needs `bytes` bytes of scratch and can be cut.
+    #[must_use]
+    pub fn lease_for(&self, bytes: usize) -> usize {
+        match self.splitting() {
+            Some(Splitting { piece, up_to }) if bytes <= up_to => bytes.min(piece),
+            _ => bytes,
+        }
+    }
+
     /// A number that differs when two ranks would decide differently; the deadline is not in it.
     #[must_use]
     pub fn digest(&self) -> u64 {
         Digest::new()
             .maybe(self.cap)
+            .maybe(self.piece)
             .maybe(self.limit)
             .maybe(self.max_windows)
             .word(self.seal as u64)

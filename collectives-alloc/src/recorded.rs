@@ -9,7 +9,9 @@ use collectives_core::communicator::{CommInfo, Communicator, Deferred};
 use collectives_core::error::{Error, ErrorKind, MissedWhen, Misuse, Result};
 use collectives_core::path::Reason;
 use collectives_core::rank::{CaptureId, StreamId};
-use collectives_core::scratch::{Lease, Plan, Request, ScratchAllocator, Site, SlotId, Trimmed};
+use collectives_core::scratch::{
+    Lease, Plan, Request, ScratchAllocator, Site, SlotId, Splitting, Trimmed,
+};
 use collectives_core::stats::Stats;
 
 use crate::trace::{Call, Event, Outcome};
@@ -107,6 +109,7 @@ impl<A: ScratchAllocator> Recorded<A> {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<A: ScratchAllocator> ScratchAllocator for Recorded<A> {
     fn name(&self) -> &str {
         self.inner.name()
@@ -178,6 +181,14 @@ impl<A: ScratchAllocator> ScratchAllocator for Recorded<A> {
 
     fn stats(&self) -> Stats {
         self.inner.stats()
+    }
+
+    fn splitting(&self) -> Option<Splitting> {
+        self.inner.splitting()
+    }
+
+    fn note_pieces(&mut self, pieces: u64) {
+        self.inner.note_pieces(pieces);
     }
 }
 

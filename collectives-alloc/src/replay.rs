@@ -35,6 +35,22 @@ pub struct Replay<'a> {
     pub overhead: usize,
 }
 
+/// The trace of the same calls with the [piece](Options::piece) of these options, as far as they could be
+/// cut, which a trace does not say.
+///
+/// A replay takes requests as they are, since a trace that was recorded with a piece has leases already.
+#[must_use]
+pub fn in_pieces(events: &[Event], options: &Options) -> Vec<Event> {
+    let leased = |event: &Event| {
+        let mut event = *event;
+        if let Call::Acquire { bytes, .. } | Call::Reserve { bytes, .. } = &mut event.call {
+            *bytes = options.lease_for(*bytes);
+        }
+        event
+    };
+    events.iter().map(leased).collect()
+}
+
 /// What a replay comes to, and a part of what a pool counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

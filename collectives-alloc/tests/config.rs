@@ -10,8 +10,10 @@ use rstest::rstest;
 use collectives_alloc::bytes::ByteSize;
 use collectives_alloc::config::ScratchConfig;
 use collectives_alloc::options::{DomainMode, OnMiss, Options, Ordering, Seal};
+use collectives_alloc::registry;
 use collectives_core::dtype::DType;
 use collectives_core::error::ErrorKind;
+use collectives_core::scratch::ScratchAllocator;
 
 fn refusal(table: &str) -> String {
     let error = ScratchConfig::from_toml(&format!("[scratch]\n{table}")).unwrap_err();
@@ -100,6 +102,8 @@ const SIZE: &str = "greater than 0 and a whole number of bytes, or one with a un
                     GiB or TiB (as in `80MiB`)";
 const DTYPES: &str = "one of f64, f32, f16, bf16, f8e4m3, f8e5m2, i64, i32, i8, u64, u32, u8";
 const FACTOR: &str = "a number greater than 1 and at most 4, or 1 with `arena`";
+const PIECE: &str = "a multiple of 4096 greater than 0 and a whole number of bytes, or one with a \
+    unit: B, KiB, MiB, GiB or TiB (as in `80MiB`)";
 const TIME: &str = "a time greater than 0, with units (as in `300s`)";
 
 #[rstest]
@@ -109,6 +113,8 @@ const TIME: &str = "a time greater than 0, with units (as in `300s`)";
 #[case::fraction("limit", "'1.5GiB'", "1.5GiB", SIZE, "")]
 #[case::empty("limit", "''", "", SIZE, "")]
 #[case::too_large("limit", "'16777216TiB'", "16777216TiB", SIZE, "")]
+#[case::zero_piece("piece", "0", "0", PIECE, "")]
+#[case::unaligned_piece("piece", "'33KiB'", "33KiB", PIECE, "")]
 #[case::zero_request("max_request", "'0MiB'", "0MiB", SIZE, "")]
 #[case::growth_below("growth", "0.5", "0.5", FACTOR, "")]
 #[case::growth_above("growth", "4.5", "4.5", FACTOR, "")]
@@ -187,7 +193,7 @@ fn a_bad_value_is_refused(
 #[case(
     "agree_timeout",
     "; known are policy, growth, classes_per_octave, max_request, max_tokens, \
-    hidden, dtype, cap, limit, max_windows, seal, on_miss, domain, ordering, agree_deadline, check"
+    hidden, dtype, cap, piece, limit, max_windows, seal, on_miss, domain, ordering, agree_deadline, check"
 )]
 fn an_unknown_key_is_refused(#[case] key: &str, #[case] hint: &str) {
     assert_eq!(
@@ -201,6 +207,14 @@ fn an_unknown_key_is_refused(#[case] key: &str, #[case] hint: &str) {
     "max_request = '1MiB'\nmax_tokens = 1\nhidden = 1\ndtype = 'u8'",
     "`max_request` is `1MiB` and `max_tokens` is `1`: give \
      either `max_request`, or `max_tokens`, `hidden` and `dtype`"
+)]
+#[case::piece_and_cap(
+    "piece = '8MiB'\ncap = '4MiB'",
+    "`piece` is `8MiB` and `cap` is `4MiB`: a piece must not be larger"
+)]
+#[case::piece_and_limit(
+    "piece = '8MiB'\ncap = '8MiB'\nlimit = 8388607",
+    "`piece` is `8MiB` and `limit` is `8388607`: a piece must not be larger"
 )]
 #[case::one_missing(
     "max_tokens = 1\nhidden = 1",
@@ -283,6 +297,25 @@ fn a_file_is_named_in_its_errors() {
 }
 
 #[test]
+fn a_piece_goes_to_the_pool_and_bounds_what_is_reserved() {
+    let table = "[scratch]\nmax_request = '80MiB'\npiece = '32MiB'\ncap = '64MiB'";
+    let config = ScratchConfig::from_toml(table).unwrap();
+    let scratch = config.build().unwrap();
+    let splitting = scratch.splitting().unwrap();
+    assert_eq!((splitting.piece, splitting.up_to), (32 << 20, 64 << 20));
+    let policy = registry::snapshot().build_policy(&config).unwrap();
+    assert_eq!(policy.bound(1, 0), Some(32 << 20));
+    let leases = [1, 32, 33, 64, 65].map(|mib| config.options().lease_for(mib << 20) >> 20);
+    assert_eq!(leases, [1, 32, 32, 32, 65]);
+    let whole = ScratchConfig::default();
+    assert_eq!(whole.build().unwrap().splitting(), None);
+    assert_ne!(whole.options().digest(), config.options().digest());
+    let mut alike = config.options();
+    alike.piece = None;
+    assert_ne!(alike.digest(), config.options().digest());
+}
+
+#[test]
 fn values_set_in_code_are_checked_too() {
     let mut config = ScratchConfig::from_toml("[scratch]\ngrowth = 3").unwrap();
     config.growth = Some(9.0);
@@ -334,7 +367,7 @@ prop_compose! {
         policy in prop::option::of("[a-z0-9-]{1,12}|\\PC{1,8}"),
         growth in prop::option::of(1.0_f64..=4.0),
         classes in prop::option::of(1_u32..=16),
-        (cap, limit) in (size(), size()),
+        (cap, limit, piece) in (size(), size(), prop::option::of(1_usize..1 << 40)),
         seal in prop::sample::select(vec![Seal::Never, Seal::Explicit, Seal::AfterReserve]),
         on_miss in prop::sample::select(vec![OnMiss::Error, OnMiss::Fallback]),
         domain in prop::sample::select(
@@ -348,6 +381,9 @@ prop_compose! {
         config.growth = growth.filter(|&growth| growth > 1.0);
         config.classes_per_octave = classes;
         (config.cap, config.limit) = (cap, limit);
+        config.piece = piece
+            .map(|units| ByteSize::new(units * 4096))
+            .filter(|&piece| [cap, limit].into_iter().flatten().all(|most| piece <= most));
         config.seal = seal;
         config.on_miss = on_miss;
         config.domain = domain;

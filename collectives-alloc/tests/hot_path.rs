@@ -15,7 +15,11 @@ use collectives_alloc::options::{DomainMode, Options};
 use collectives_alloc::policy::Policy;
 use collectives_alloc::pool::Pool;
 use collectives_alloc::replace::Replace;
+use collectives_core::addr::Addr;
+use collectives_core::collectives::Collectives;
+use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::{Request, ScratchAllocator, Site};
+use collectives_core::tensor::RawTensor;
 
 struct Counting;
 
@@ -84,4 +88,29 @@ fn a_hit_and_its_release_allocate_and_free_nothing() {
             });
         }
     }
+}
+
+#[test]
+fn a_call_that_hits_allocates_and_frees_nothing_whole_or_in_pieces() {
+    mock::world(2, |comm| {
+        let mut options = Options::default();
+        options.piece = Some(1 << 20);
+        let stream = comm.stream();
+        let pool = Pool::new(Box::new(Geometric::default()), options);
+        let mut on = Collectives::new(comm, pool);
+        for (count, pieces) in [(1 << 20, 1), (10 << 20, 10)] {
+            let addr = Addr::from_ptr(std::ptr::without_provenance_mut::<u8>(1 << 12));
+            // SAFETY: This device and its communicator touch no bytes.
+            let mut tensor = unsafe { RawTensor::from_ptr(addr.as_ptr::<u8>(), count) };
+            let mut hit = || on.all_reduce(&mut tensor, ReduceOp::Sum, &stream).unwrap();
+            assert_eq!(hit().pieces, pieces);
+            let hits = allocations(|| {
+                for _ in 0..100 {
+                    hit();
+                }
+            });
+            assert_eq!(hits, 0, "in {pieces} pieces");
+        }
+        assert_eq!(on.stats().pieces, 1010);
+    });
 }

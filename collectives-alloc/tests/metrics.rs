@@ -67,6 +67,7 @@ fn a_recorder_gets_counters_sizes_reasons_and_octaves() {
     let mut stats = Stats {
         requests: 7,
         hits: 5,
+        pieces: 11,
         fallbacks: vec![(Reason::OverCap, 2)],
         slots: vec![slot(1, 64, true), slot(2, 96, false)],
         promised_bound: Some(100),
@@ -83,6 +84,7 @@ fn a_recorder_gets_counters_sizes_reasons_and_octaves() {
     let name = |name: &str| format!("collectives_scratch_{name}{{{own}}}");
     assert_eq!(book.counter(&name("requests")), 7, "absolute, not added up");
     assert_eq!(book.counter(&name("hits")), 9);
+    assert_eq!(book.counter(&name("pieces")), 11);
     let over_cap = format!("collectives_scratch_fallbacks{{{own},reason=larger than the cap}}");
     assert_eq!(book.counter(&over_cap), 2);
     let octave = format!("collectives_scratch_requests_by_size{{{own},octave=6}}");

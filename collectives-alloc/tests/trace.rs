@@ -51,6 +51,50 @@ fn every_call_is_read() {
     );
 }
 
+#[test]
+fn a_trace_in_pieces_keeps_one_piece_whatever_is_asked_for() {
+    use collectives_alloc::geometric::Geometric;
+    use collectives_alloc::options::Options;
+    use collectives_alloc::replay::{Replay, in_pieces};
+
+    const MIB: usize = 1 << 20;
+    let sizes = [3 * MIB, 9 * MIB, 64 * MIB, 65 * MIB, 40 * MIB];
+    let events: Vec<_> = sizes
+        .iter()
+        .zip(0..)
+        .flat_map(|(&bytes, sequence)| {
+            let (stream, capture, outcome) = (0, None, Outcome::Hit);
+            let acquire = Call::Acquire {
+                bytes,
+                stream,
+                capture,
+                outcome,
+                generation: Some(1),
+            };
+            [acquire, Call::Release].map(|call| Event::new(sequence, call))
+        })
+        .collect();
+    let mut options = Options::default();
+    options.cap = Some(64 * MIB);
+    options.piece = Some(4 * MIB);
+    let totals = |events: &[Event]| {
+        let replay = Replay {
+            policy: &Geometric::default(),
+            options: &options,
+            granule: 2 * MIB,
+            overhead: 0,
+        };
+        replay.run(events)
+    };
+    let (whole, split) = (totals(&events), totals(&in_pieces(&events, &options)));
+    assert_eq!((whole.fallbacks, split.fallbacks), (1, 1), "above the cap");
+    assert_eq!(
+        (split.largest_request, split.mapped_bytes),
+        (4 * MIB, 4 * MIB)
+    );
+    assert!(whole.mapped_bytes > 64 * MIB);
+}
+
 const ACQUIRED: &str = "must be one of hit, grow, fallback, refused, failed, failed-fallback";
 
 #[rstest]

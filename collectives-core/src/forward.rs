@@ -11,7 +11,7 @@ use crate::communicator::{AbortHandle, Capabilities, CommInfo, Communicator, Def
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::path::Reason;
-use crate::scratch::{Lease, Plan, Request, ScratchAllocator, Site, Trimmed};
+use crate::scratch::{Lease, Plan, Request, ScratchAllocator, Site, Splitting, Trimmed};
 use crate::stats::Stats;
 use crate::stream::StreamRef;
 use crate::symmetric::SymmetricMemory;
@@ -128,6 +128,14 @@ macro_rules! forward_allocator {
 
             fn stats(&self) -> Stats {
                 (**self).stats()
+            }
+
+            fn splitting(&self) -> Option<Splitting> {
+                (**self).splitting()
+            }
+
+            fn note_pieces(&mut self, pieces: u64) {
+                (**self).note_pieces(pieces);
             }
         }
     )+};

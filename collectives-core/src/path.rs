@@ -115,6 +115,9 @@ pub struct OpReport {
     pub reason: Reason,
     /// Bytes of the larger operand on this rank.
     pub bytes: usize,
+    /// Pieces that went through scratch one after another: one for a call that was staged whole, none
+    /// for one that was not staged.
+    pub pieces: u32,
     /// The scratch slot, where one was used.
     pub slot: Option<SlotId>,
     /// The kernel.
@@ -185,6 +188,15 @@ impl Sides {
     #[must_use]
     pub const fn recv(self) -> bool {
         matches!(self, Self::Recv | Self::Both)
+    }
+
+    /// These and the others.
+    pub(crate) const fn and(self, others: Self) -> Self {
+        match (self, others) {
+            (Self::Send, Self::Send) => Self::Send,
+            (Self::Recv, Self::Recv) => Self::Recv,
+            _ => Self::Both,
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::rank::{CaptureId, StreamId};
 use crate::stats::Stats;
 use crate::stream::StreamRef;
 
-/// The alignment, in bytes, of every slot and of every piece of a lease.
+/// The alignment, in bytes, of every slot and of every part of a lease.
 pub const SCRATCH_ALIGNMENT: usize = 4096;
 
 /// A slot of a scratch allocator: its generation, equal on all ranks and never reused.
@@ -41,6 +41,25 @@ impl Request {
     pub const fn new(bytes: usize) -> Self {
         Self { bytes }
     }
+}
+
+/// Which calls an allocator wants staged in pieces: one after another, on one stream, through one
+/// lease of a fixed size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Splitting {
+    /// Bytes of the lease that a call goes through which needs more than that.
+    pub piece: usize,
+    /// The most bytes of scratch that such a call may need; one that needs more is asked for whole, so
+    /// that the allocator refuses it as its rules say.
+    pub up_to: usize,
+}
+
+impl Splitting {
+    /// No call is split.
+    pub(crate) const NEVER: Self = Self {
+        piece: usize::MAX,
+        up_to: usize::MAX,
+    };
 }
 
 /// Where a lease will be used: the stream, and the capture it belongs to.
@@ -333,6 +352,19 @@ pub trait ScratchAllocator: fmt::Debug + Send {
 
     /// Everything counted so far.
     fn stats(&self) -> Stats;
+
+    /// Which calls are staged in pieces; by default none.
+    ///
+    /// The same on all ranks, and for as long as the allocator lives. A decorator that does not pass it
+    /// on is right, and splits nothing.
+    fn splitting(&self) -> Option<Splitting> {
+        None
+    }
+
+    /// So many pieces of one call were enqueued, to be [counted](Stats::pieces); by default they are not.
+    fn note_pieces(&mut self, pieces: u64) {
+        let _ = pieces;
+    }
 }
 
 const _: Option<&dyn ScratchAllocator> = None;

@@ -24,6 +24,10 @@ pub struct Stats {
     pub fences: u64,
     /// Uses recorded into graphs.
     pub captured: u64,
+    /// Pieces enqueued or captured of calls that were split; a call that is staged whole counts none.
+    /// A piece counts once its copies and its operation are enqueued, also if a later one fails. The
+    /// pieces of one call share one request.
+    pub pieces: u64,
     /// Windows registered since the beginning.
     pub registrations: u64,
     /// Windows retired since the beginning.
@@ -182,6 +186,7 @@ impl Stats {
             busy: counted(|stats| stats.busy),
             fences: counted(|stats| stats.fences),
             captured: counted(|stats| stats.captured),
+            pieces: counted(|stats| stats.pieces),
             registrations: counted(|stats| stats.registrations),
             deregistrations: counted(|stats| stats.deregistrations),
             registrations_after_seal: counted(|stats| stats.registrations_after_seal),
@@ -268,6 +273,7 @@ mod tests {
         let mut earlier = Stats {
             requests: 5,
             hits: 3,
+            pieces: 2,
             fallbacks: vec![(Reason::OverCap, 2)],
             ..Stats::default()
         };
@@ -275,6 +281,7 @@ mod tests {
         let mut now = Stats {
             requests: 9,
             hits: 6,
+            pieces: 7,
             fallbacks: vec![(Reason::OverCap, 2), (Reason::Policy, 1)],
             digest: 7,
             ..earlier.clone()
@@ -282,6 +289,7 @@ mod tests {
         now.histogram.count(9);
         let between = now.since(&earlier);
         assert_eq!((between.requests, between.hits, between.digest), (4, 3, 7));
+        assert_eq!(between.pieces, 5);
         assert_eq!(between.fallbacks, [(Reason::Policy, 1)]);
         assert_eq!(between.histogram.0[3], 1);
         assert!((between.hit_rate() - 0.75).abs() < 1e-9);

@@ -49,6 +49,7 @@ fn reserved(options: &Options, largest: usize) -> (ScratchConfig, String) {
     let mut config = ScratchConfig::with_policy("reserved");
     config.max_request = Some(ByteSize::new(bound));
     config.cap = options.cap;
+    config.piece = options.piece;
     config.limit = options.limit;
     config.seal = Seal::AfterReserve;
     let why = format!(
@@ -126,6 +127,7 @@ mod tests {
         let requests = Requests {
             events: events.collect(),
         };
+        let requests = requests.leased(&options);
         let candidates = candidate::all(&options, &requests).unwrap();
         let advice = give(&options, &requests, &candidates).unwrap();
         ScratchConfig::from_toml(&advice.toml).unwrap()
@@ -172,6 +174,15 @@ mod tests {
         assert_eq!(without.policy_name(), "geometric");
         let eager = advice(&sizes, false, &["--no-aliasing"]);
         assert_eq!(eager.policy_name(), "replace");
+    }
+
+    #[test]
+    fn a_piece_is_a_bound() {
+        let sizes: Vec<_> = (1..20).map(|size| size * MIB).collect();
+        let config = advice(&sizes, true, &["--piece", "4MiB"]);
+        assert_eq!(config.policy_name(), "reserved");
+        assert_eq!(config.max_request, Some(ByteSize::new(4 * MIB)));
+        assert_eq!(config.piece, Some(ByteSize::new(4 * MIB)));
     }
 
     #[test]

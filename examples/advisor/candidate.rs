@@ -43,6 +43,7 @@ pub(crate) fn all(options: &Options, requests: &Requests) -> Result<Vec<Candidat
         .map(|name| {
             let mut config = ScratchConfig::with_policy(name);
             config.cap = options.cap;
+            config.piece = options.piece;
             config.limit = options.limit;
             if name == "reserved" {
                 let cap = options.cap.map_or(usize::MAX, ByteSize::get);

@@ -30,6 +30,10 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) cap: Option<ByteSize>,
 
+    /// The lease that larger calls go through in pieces, as the configuration will have it.
+    #[arg(long)]
+    pub(crate) piece: Option<ByteSize>,
+
     /// Mapped bytes that may be kept, as the configuration will have it.
     #[arg(long)]
     pub(crate) limit: Option<ByteSize>,

@@ -4,6 +4,8 @@ use std::error::Error;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 
+use collectives_alloc::config::ScratchConfig;
+use collectives_alloc::replay::in_pieces;
 use collectives_alloc::trace::{self, Call, Event, HEADER, Outcome};
 use csv::StringRecord;
 
@@ -16,6 +18,15 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
+    /// The leases that these are with the piece of the configuration.
+    pub(crate) fn leased(&self, options: &Options) -> Self {
+        let mut config = ScratchConfig::default();
+        (config.cap, config.piece) = (options.cap, options.piece);
+        Self {
+            events: in_pieces(&self.events, &config.options()),
+        }
+    }
+
     /// Bytes of each request, in order, as far as they are staged.
     pub(crate) fn sizes(&self, cap: usize) -> Vec<usize> {
         let size = |event: &Event| match event.call {
@@ -51,6 +62,7 @@ pub(crate) fn load(options: &Options) -> Result<Requests, Box<dyn Error>> {
     let file = File::open(&options.trace).map_err(|error| format!("{name}: {error}"))?;
     let requests = parse(BufReader::new(file), options);
     let requests = requests.map_err(|error| format!("{name}: {error}"))?;
+    let requests = requests.leased(options);
     if requests.sizes(usize::MAX).is_empty() {
         return Err(format!("{name}: there are no requests").into());
     }

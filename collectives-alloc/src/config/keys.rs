@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use collectives_core::dtype::DType;
+use collectives_core::scratch::SCRATCH_ALIGNMENT;
 
 use super::ScratchConfig;
 use super::choice::Choice;
@@ -25,6 +26,7 @@ pub(crate) enum Key {
     Hidden,
     DType,
     Cap,
+    Piece,
     Limit,
     MaxWindows,
     Seal,
@@ -37,7 +39,7 @@ pub(crate) enum Key {
 
 impl Key {
     /// Every key, in the order a configuration is written.
-    pub(crate) const ALL: [Self; 16] = [
+    pub(crate) const ALL: [Self; 17] = [
         Self::Policy,
         Self::Growth,
         Self::ClassesPerOctave,
@@ -46,6 +48,7 @@ impl Key {
         Self::Hidden,
         Self::DType,
         Self::Cap,
+        Self::Piece,
         Self::Limit,
         Self::MaxWindows,
         Self::Seal,
@@ -67,6 +70,7 @@ impl Key {
             Self::Hidden => "hidden",
             Self::DType => "dtype",
             Self::Cap => "cap",
+            Self::Piece => "piece",
             Self::Limit => "limit",
             Self::MaxWindows => "max_windows",
             Self::Seal => "seal",
@@ -101,6 +105,10 @@ impl Key {
             Self::MaxRequest | Self::Cap | Self::Limit => {
                 format!("greater than 0 and {}", bytes::ALLOWED)
             }
+            Self::Piece => format!(
+                "a multiple of {SCRATCH_ALIGNMENT} greater than 0 and {}",
+                bytes::ALLOWED
+            ),
             Self::AgreeDeadline => "a time greater than 0, with units (as in `300s`)".to_owned(),
             _ => format!("one of {}", self.names().join(", ")),
         }
@@ -168,6 +176,10 @@ impl ScratchConfig {
             Key::Hidden => self.hidden = count(),
             Key::DType => self.dtype = text.parse().ok(),
             Key::Cap => self.cap = size(),
+            Key::Piece => {
+                let whole = |size: &ByteSize| size.get().is_multiple_of(SCRATCH_ALIGNMENT);
+                self.piece = size().filter(whole);
+            }
             Key::Limit => self.limit = size(),
             Key::MaxWindows => self.max_windows = count(),
             Key::Seal => self.seal = Choice::named(text)?,
@@ -193,6 +205,7 @@ impl ScratchConfig {
             Key::Hidden => self.hidden.map(Value::Integer),
             Key::DType => self.dtype.and_then(|dtype| text(dtype.name())),
             Key::Cap => size(self.cap),
+            Key::Piece => size(self.piece),
             Key::Limit => size(self.limit),
             Key::MaxWindows => self.max_windows.map(Value::Integer),
             Key::Seal => text(self.seal.name()),

@@ -24,6 +24,7 @@ impl ScratchConfig {
             }
         }
         self.check_growth()?;
+        self.check_piece()?;
         self.bound().map(|_| ())
     }
 
@@ -44,6 +45,20 @@ impl ScratchConfig {
             )),
             _ => Ok(()),
         }
+    }
+
+    /// A piece that may never be leased would leave every call that is split without scratch.
+    fn check_piece(&self) -> Result<(), String> {
+        for (key, most) in [(Key::Cap, self.cap), (Key::Limit, self.limit)] {
+            if self.piece > most && most.is_some() {
+                return Err(format!(
+                    "{} and {}: a piece must not be larger",
+                    self.describe(Key::Piece),
+                    self.describe(key)
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// The largest request from `max_request`, or from the three parts.

@@ -72,6 +72,11 @@ impl Ledger {
         self.stats.captured += u64::from(captured);
     }
 
+    /// They are no decision: how many pieces of a call that fails are enqueued is one rank's affair.
+    pub(super) fn pieces(&mut self, pieces: u64) {
+        self.stats.pieces += pieces;
+    }
+
     pub(super) fn registered(&mut self, generation: u64, sealed: bool, mapped: usize) {
         self.stats.registrations += 1;
         self.stats.registrations_after_seal += u64::from(sealed);

@@ -58,7 +58,7 @@ use collectives_core::communicator::{CommInfo, Communicator, Deferred};
 use collectives_core::error::{Error, ErrorKind, MissedWhen, Misuse, Refusal, Result, Unsupported};
 use collectives_core::path::Reason;
 use collectives_core::rank::{CommId, Rank};
-use collectives_core::scratch::{Lease, Plan, Request, ScratchAllocator, Site, Trimmed};
+use collectives_core::scratch::{Lease, Plan, Request, ScratchAllocator, Site, Splitting, Trimmed};
 use collectives_core::stats::Stats;
 
 use crate::budget::Budget;
@@ -282,6 +282,14 @@ impl ScratchAllocator for Pool {
             poisoned: self.poisoned.clone(),
             ..self.ledger.snapshot()
         }
+    }
+
+    fn splitting(&self) -> Option<Splitting> {
+        self.options.splitting()
+    }
+
+    fn note_pieces(&mut self, pieces: u64) {
+        self.ledger.pieces(pieces);
     }
 }
 

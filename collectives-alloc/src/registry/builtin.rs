@@ -52,7 +52,11 @@ fn reserved(config: &ScratchConfig) -> Result<Box<dyn Policy>> {
             config.describe(Key::Policy)
         ))
     })?;
-    // What exceeds the cap is never staged, so there is no use in holding room for it.
-    let bytes = config.cap.map_or(largest, |cap| largest.min(cap)).get();
-    Ok(Box::new(Reserved::new(bytes, growth(config))?))
+    // What exceeds the cap is never staged, and what exceeds a piece goes in pieces, so there is no use
+    // in holding room for it.
+    let bytes = [config.cap, config.piece]
+        .into_iter()
+        .flatten()
+        .fold(largest, Ord::min);
+    Ok(Box::new(Reserved::new(bytes.get(), growth(config))?))
 }

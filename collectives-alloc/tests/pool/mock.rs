@@ -11,14 +11,15 @@ use std::time::Duration;
 use collectives_core::addr::{Addr, WindowId, WindowSlice};
 use collectives_core::agreement::Record;
 use collectives_core::bootstrap::Bootstrap;
-use collectives_core::collective::Collective;
+use collectives_core::collective::{Collective, OpKind};
 use collectives_core::communicator::{AbortHandle, Capabilities, CommInfo, Communicator, Deferred};
 use collectives_core::device::Device;
+use collectives_core::dtype::DType;
 use collectives_core::error::{CaptureFault, Error, ErrorKind, Misuse, Result, Unsupported};
 use collectives_core::graph::Graphs;
 use collectives_core::in_process::InProcess;
 use collectives_core::memory::{KeepAlive, Memory};
-use collectives_core::path::PathTable;
+use collectives_core::path::{PathRule, PathTable, Sides};
 use collectives_core::rank::{CaptureId, CommId, DeviceId, Rank, StreamId};
 use collectives_core::scratch::Site;
 use collectives_core::stream::{Fence, FenceHandle, Stream, StreamHandle, StreamRef};
@@ -276,6 +277,22 @@ pub(crate) struct MockComm {
     pub(crate) mishears: u64,
 }
 
+/// A kernel for sums in windows.
+fn all_reduce() -> PathRule {
+    PathRule {
+        op: OpKind::AllReduce,
+        dtypes: &DType::ALL,
+        reductions: &[0],
+        world: 2..=64,
+        bytes: 1..=usize::MAX,
+        needs: Sides::Both,
+        stage_from: 0,
+        stage_from_captured: 0,
+        kernel: "mock",
+        forced: false,
+    }
+}
+
 impl MockComm {
     fn new(bootstrap: InProcess) -> Self {
         let mock = Arc::new(Mock::new());
@@ -292,7 +309,7 @@ impl MockComm {
             device: Arc::<Mock>::clone(&mock),
             capabilities: Capabilities {
                 symmetric: Ok(()),
-                paths: PathTable::default(),
+                paths: PathTable(vec![all_reduce()]),
                 drains: true,
                 compares_calls: true,
                 world: 1..=64,

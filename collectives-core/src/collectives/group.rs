@@ -2,7 +2,7 @@
 
 use super::ops::common_dtype;
 use super::route::{self, Route};
-use super::run::Pieces;
+use super::run::Work;
 use super::staged::{self, aligned};
 use super::{Collectives, describe};
 use crate::collective::{Collective, Counts, Op};
@@ -130,8 +130,8 @@ impl<'c> Group<'c> {
 impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// Enqueues several operations as one group; reports are in the order they were added.
     ///
-    /// All that is staged shares one lease. If that cannot be had, the whole group takes the
-    /// ordinary path or fails, as configured.
+    /// All that is staged shares one lease, since a group is never staged in pieces. If that cannot be
+    /// had, the whole group takes the ordinary path or fails, as configured.
     ///
     /// # Errors
     ///
@@ -175,7 +175,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
                     let bytes = staged::scratch_bytes(call, sides, self.world_size)?;
                     let scratch = lease.operand().slice(offset, bytes)?;
                     offset += aligned(bytes)?;
-                    reports.push(OpReport::staged(call, lease, kernel));
+                    reports.push(OpReport::staged(call, lease, kernel, 1));
                     let copies = staged::stage(call, sides, scratch, self.world_size)?;
                     into.extend(copies.into);
                     out.extend(copies.out);
@@ -200,12 +200,12 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         if !group.calls.is_empty() {
             let mut owners: Vec<_> = group.owners.iter().collect();
             let lease = lease.as_ref().ok().and_then(Option::as_ref);
-            let pieces = Pieces {
+            let work = Work {
                 into: &into,
                 calls: &group.calls,
                 out: &out,
             };
-            self.enqueue(&pieces, lease, &mut owners, site)?;
+            self.enqueue(&work, lease, &mut owners, site)?;
         }
         if let Ok(Some(lease)) = lease {
             lease.complete()?;
@@ -231,7 +231,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         if last == 0 {
             return Ok(Ok(None));
         }
-        // The last piece needs no padding behind it.
+        // The last part needs no padding behind it.
         let bytes = total - aligned(last)? + last;
         Ok(self.acquire(bytes, site)?.map(Some))
     }

@@ -14,10 +14,12 @@ mod group;
 mod host;
 mod ops;
 mod outcome;
+mod pieces;
 mod route;
 mod rows;
 mod run;
 mod scope;
+mod split;
 mod staged;
 mod switch;
 mod symmetric;
@@ -43,7 +45,7 @@ use crate::memory::Memory;
 use crate::no_scratch::NoScratch;
 use crate::path::{Averaging, Fallback, Staging};
 use crate::rank::{DeviceId, Rank};
-use crate::scratch::{Plan, Request, ScratchAllocator, Trimmed};
+use crate::scratch::{Plan, Request, ScratchAllocator, Splitting, Trimmed};
 use crate::stats::Stats;
 use crate::stream::Stream;
 use crate::tensor::Tensor;
@@ -71,6 +73,7 @@ pub struct Collectives<C, A = NoScratch> {
     symmetric: bool,
     /// Whether an operation that has run is not read by peers any more.
     drains: bool,
+    splitting: Splitting,
     scratch: A,
     comm: C,
     averaging: Averaging,
@@ -106,6 +109,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             rows: Rows::of(paths, world_size),
             symmetric: symmetric.is_ok(),
             drains: *drains,
+            splitting: scratch.splitting().unwrap_or(Splitting::NEVER),
             device: Arc::clone(comm.device()),
             device_id: comm.device().id(),
             comm,
@@ -215,7 +219,8 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     }
 
     /// The scratch one call would take at most, as a request to plan or reserve; `None` if it
-    /// would not be staged whatever its operands.
+    /// would not be staged whatever its operands. For a call that is staged
+    /// [in pieces](ScratchAllocator::splitting) that is one piece.
     ///
     /// `count` counts as the operation does: elements for an all-reduce, elements per rank for a
     /// reduce-scatter or an all-gather.
@@ -242,10 +247,15 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             return Ok(None);
         };
         let needs = staged::scratch_bytes(&call, rule.needs, self.world_size)?;
-        Ok((needs > 0).then_some(Request::new(needs)))
+        let bytes = match self.cut(&call, rule.needs, needs) {
+            Some(_) => self.splitting.piece,
+            None => needs,
+        };
+        Ok((bytes > 0).then_some(Request::new(bytes)))
     }
 
-    /// What these requests would cost on top of what is kept; local and free.
+    /// What these requests would cost on top of what is kept; local and free. Requests are leases: of a
+    /// call that is staged in pieces, what [`Collectives::request_for`] says.
     ///
     /// # Errors
     ///

@@ -1,6 +1,8 @@
 //! Chooses the path of one call: a pure function of what all ranks see.
 
-use super::rows::{Row, Rows};
+use super::rows::Rows;
+use super::staged::has_equal_sides;
+use crate::addr::Operand;
 use crate::collective::Collective;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{Fallback, Kernel, Path, Reason, Sides, Staging};
@@ -57,7 +59,7 @@ pub(super) fn choose(call: &Collective<'_>, rules: &Rules<'_>) -> Route {
         Err(reason) => return Route::ordinary(Path::Fallback, reason),
     };
     let forced = rules.staging == Staging::Forced;
-    match missing_sides(call, row, forced) {
+    match missing_sides(call, row.needs, forced) {
         None => Route::AsIs {
             path: Path::ZeroCopy,
             reason: Reason::Registered,
@@ -77,10 +79,16 @@ pub(super) fn choose(call: &Collective<'_>, rules: &Rules<'_>) -> Route {
 }
 
 /// The sides the kernel needs in a window that are not; all it needs when staging is forced.
+///
+/// A rank that is not the root has one of two equal sides, which speaks for both, as it does on the root.
 #[inline]
-fn missing_sides(call: &Collective<'_>, row: &Row, forced: bool) -> Option<Sides> {
-    let send = row.needs.send() && (forced || call.send.window.is_none());
-    let recv = row.needs.recv() && (forced || call.recv.window.is_none());
+pub(super) fn missing_sides(call: &Collective<'_>, needs: Sides, forced: bool) -> Option<Sides> {
+    let missing = |side: Operand, other: Operand| {
+        side.window.is_none()
+            && (side.bytes > 0 || !has_equal_sides(call.kind()) || other.window.is_none())
+    };
+    let send = needs.send() && (forced || missing(call.send, call.recv));
+    let recv = needs.recv() && (forced || missing(call.recv, call.send));
     match (send, recv) {
         (true, true) => Some(Sides::Both),
         (true, false) => Some(Sides::Send),
@@ -123,11 +131,11 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::addr::{Addr, Operand, WindowId, WindowSlice};
+    use crate::addr::{Addr, WindowId, WindowSlice};
     use crate::collective::{Counts, Op, OpKind};
     use crate::dtype::DType;
     use crate::path::{PathRule, PathTable};
-    use crate::rank::CommId;
+    use crate::rank::{CommId, Rank};
     use crate::reduce::ReduceOp;
 
     fn rows() -> Rows {
@@ -251,6 +259,31 @@ mod tests {
             assert_eq!(kernel(true, in_window, staging), Kernel::Forced("k"));
         }
         assert_eq!(kernel(true, false, Staging::Never), Kernel::Ordinary);
+    }
+
+    #[test]
+    fn a_rank_that_is_not_the_root_misses_what_the_root_does() {
+        let root = Rank(0);
+        let op = ReduceOp::Sum;
+        for in_window in [true, false] {
+            let on_root = call(16, DType::F32, op, in_window);
+            for (op, absent_send) in [
+                (Op::Broadcast { root }, true),
+                (Op::Reduce { op, root }, false),
+            ] {
+                let on_root = Collective { op, ..on_root };
+                let mut elsewhere = on_root;
+                let absent = if absent_send {
+                    &mut elsewhere.send
+                } else {
+                    &mut elsewhere.recv
+                };
+                *absent = Operand::EMPTY;
+                let missing = |call: &Collective<'_>| missing_sides(call, Sides::Both, false);
+                assert_eq!(missing(&elsewhere), missing(&on_root));
+                assert_eq!(missing(&on_root).is_none(), in_window);
+            }
+        }
     }
 
     #[test]

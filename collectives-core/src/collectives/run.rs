@@ -19,7 +19,7 @@ use crate::stream::{Stream, StreamRef};
 
 /// What is enqueued for one call or group, in stream order.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pieces<'a, 'c> {
+pub(super) struct Work<'a, 'c> {
     pub(super) into: &'a [Copy],
     pub(super) calls: &'a [Collective<'c>],
     pub(super) out: &'a [Copy],
@@ -64,27 +64,34 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             } => (path, reason, kernel),
             Route::Stage { sides, kernel } => {
                 let bytes = staged::scratch_bytes(call, sides, self.world_size)?;
-                let request = Request::new(bytes);
-                match self.scratch.acquire(&mut self.comm, request, site) {
-                    Ok(lease) => {
-                        let report = OpReport::staged(call, &lease, kernel);
-                        self.run_staged(call, sides, lease, owners, site)?;
-                        return Ok(report);
+                let staged = if bytes > self.splitting.piece
+                    && let Some(cut) = self.cut_large(call, bytes)
+                {
+                    self.run_cut(call, &cut, (sides, kernel), owners, site)?
+                } else {
+                    let request = Request::new(bytes);
+                    match self.scratch.acquire(&mut self.comm, request, site) {
+                        Ok(lease) => {
+                            let report = OpReport::staged(call, &lease, kernel, 1);
+                            self.run_staged(call, sides, lease, owners, site)?;
+                            return Ok(report);
+                        }
+                        Err(error) => Err(self.reason_to_fall_back(error, bytes)?),
                     }
-                    Err(error) => {
-                        let reason = self.reason_to_fall_back(error, bytes)?;
-                        (Path::Fallback, reason, Kernel::Ordinary)
-                    }
+                };
+                match staged {
+                    Ok(report) => return Ok(report),
+                    Err(reason) => (Path::Fallback, reason, Kernel::Ordinary),
                 }
             }
         };
         route::permit(call, path, reason, self.fallback)?;
-        let pieces = Pieces {
+        let work = Work {
             into: &[],
             calls: slice::from_ref(call),
             out: &[],
         };
-        self.enqueue(&pieces, None, owners, site)?;
+        self.enqueue(&work, None, owners, site)?;
         Ok(OpReport::unstaged(call, path, reason, kernel))
     }
 
@@ -98,12 +105,12 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         site: Site<'_>,
     ) -> Result<()> {
         let copies = staged::stage(call, sides, lease.operand(), self.world_size)?;
-        let pieces = Pieces {
+        let work = Work {
             into: copies.into.as_slice(),
             calls: slice::from_ref(call),
             out: copies.out.as_slice(),
         };
-        self.enqueue(&pieces, Some(&lease), owners, site)?;
+        self.enqueue(&work, Some(&lease), owners, site)?;
         lease.complete()
     }
 
@@ -181,62 +188,99 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     #[inline]
     pub(super) fn enqueue(
         &mut self,
-        pieces: &Pieces<'_, '_>,
+        work: &Work<'_, '_>,
         lease: Option<&Lease>,
         owners: &mut [&Memory],
         site: Site<'_>,
     ) -> Result<()> {
+        self.enqueue_with(lease, owners, site, |queue| {
+            queue.copy(work.into.iter().copied())?;
+            queue.call(work.calls)?;
+            queue.settle(work.calls)?;
+            queue.copy(work.out.iter().copied())
+        })
+    }
+
+    /// Enqueues what `work` does, on a stream that is ordered after the last use of the operands.
+    #[inline]
+    pub(super) fn enqueue_with(
+        &mut self,
+        lease: Option<&Lease>,
+        owners: &mut [&Memory],
+        site: Site<'_>,
+        work: impl FnOnce(&mut Queue<'_, C>) -> Result<()>,
+    ) -> Result<()> {
+        let (id, drains) = (self.device_id, self.drains);
+        let Self { comm, device, .. } = self;
+        let device = &**device;
+        let begun = |comm| Queue {
+            comm: AbortOnPanic(comm),
+            device,
+            drains,
+            site,
+        };
         if site.capture.is_some() {
-            let Self { comm, device, .. } = self;
-            order::retained(&**device, owners, site.stream)?;
-            return enqueue_all(comm, &**device, pieces, self.drains, site);
+            order::retained(device, owners, site.stream)?;
+            return begun(comm).end(work);
         }
         if let Some(lease) = lease {
             lease.note_use(site.stream);
         }
-        let (id, drains) = (self.device_id, self.drains);
-        let Self { comm, device, .. } = self;
-        let device = &**device;
-        order::exclusively_on(device, id, owners, site.stream, || {
-            enqueue_all(comm, device, pieces, drains, site)
+        order::exclusively_on(device, id, owners, site.stream, || begun(comm).end(work))
+    }
+}
+
+/// Where the data-moving part of a call is enqueued; if that unwinds, peers must not wait for this rank.
+pub(super) struct Queue<'a, C: Communicator> {
+    comm: AbortOnPanic<'a, C>,
+    device: &'a dyn Device,
+    drains: bool,
+    site: Site<'a>,
+}
+
+impl<C: Communicator> Queue<'_, C> {
+    #[inline]
+    fn end(mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        let done = work(&mut self);
+        // Nothing unwound, so nobody needs to be asked whether something does.
+        std::mem::forget(self.comm);
+        done
+    }
+
+    #[inline]
+    pub(super) fn copy(&self, mut copies: impl Iterator<Item = Copy>) -> Result<()> {
+        copies.try_for_each(|copy| {
+            // SAFETY: One range lies in the lease and the other in the tensor; both are valid until the
+            // copy has run, for the reasons given at the call.
+            unsafe {
+                self.device
+                    .copy(copy.dst, copy.src, copy.bytes, self.site.stream)
+            }
         })
     }
-}
 
-/// The data-moving part; if it unwinds, peers must not wait for this rank.
-#[inline]
-fn enqueue_all<C: Communicator>(
-    comm: &mut C,
-    device: &dyn Device,
-    pieces: &Pieces<'_, '_>,
-    drains: bool,
-    site: Site<'_>,
-) -> Result<()> {
-    let (guard, stream) = (AbortOnPanic(comm), site.stream);
-    for copy in pieces.into {
-        enqueue_copy(device, copy, stream)?;
+    #[inline]
+    pub(super) fn call(&mut self, calls: &[Collective<'_>]) -> Result<()> {
+        // SAFETY: `check` found the operands valid in shape, which neither staging nor cutting changes,
+        // and asked the stream. Their bytes are valid for the device by the contract of `Tensor` or of
+        // the lease, and the stream is ordered after their last users: by the caller for owners, by the
+        // allocator for slots.
+        unsafe { self.comm.0.enqueue_checked(calls, self.site) }
     }
-    // SAFETY: `check` found the operands valid in shape, which staging does not change, and asked the
-    // stream. Their bytes are valid for the device by the contract of `Tensor` or of the lease, and the
-    // stream is ordered after their last users: by the caller for owners, by the allocator for slots.
-    unsafe { guard.0.enqueue_checked(pieces.calls, site) }?;
-    if !drains && pieces.calls.iter().any(is_read_by_peers) {
-        // SAFETY: A barrier has no operands.
-        unsafe { guard.0.enqueue(&[Collective::BARRIER], stream) }?;
-    }
-    for copy in pieces.out {
-        enqueue_copy(device, copy, stream)?;
-    }
-    // Nothing unwound, so nobody needs to be asked whether something does.
-    std::mem::forget(guard);
-    Ok(())
-}
 
-#[inline]
-fn enqueue_copy(device: &dyn Device, copy: &Copy, stream: &StreamRef) -> Result<()> {
-    // SAFETY: One range lies in the lease and the other in the tensor; both are valid until the
-    // copy has run, for the reasons given at the enqueue.
-    unsafe { device.copy(copy.dst, copy.src, copy.bytes, stream) }
+    /// Waits, in stream order, until no peer reads the operands any more.
+    #[inline]
+    pub(super) fn settle(&mut self, calls: &[Collective<'_>]) -> Result<()> {
+        if !self.drains && calls.iter().any(is_read_by_peers) {
+            // SAFETY: A barrier has no operands.
+            unsafe {
+                self.comm
+                    .0
+                    .enqueue(&[Collective::BARRIER], self.site.stream)
+            }?;
+        }
+        Ok(())
+    }
 }
 
 /// Whether peers may read or write its operands themselves. It is the same on all ranks, since windows
@@ -267,16 +311,23 @@ impl OpReport {
             path,
             reason,
             bytes: call.send.bytes.max(call.recv.bytes),
+            pieces: 0,
             slot: None,
             kernel,
         }
     }
 
-    pub(super) fn staged(call: &Collective<'_>, lease: &Lease, kernel: Kernel) -> Self {
+    pub(super) fn staged(
+        call: &Collective<'_>,
+        lease: &Lease,
+        kernel: Kernel,
+        pieces: u32,
+    ) -> Self {
         Self {
             path: Path::Staged,
             reason: Reason::StagingPays,
             bytes: call.send.bytes.max(call.recv.bytes),
+            pieces,
             slot: Some(lease.slot()),
             kernel,
         }

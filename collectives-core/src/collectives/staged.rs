@@ -23,8 +23,8 @@ pub(super) struct Copies {
 
 /// Scratch bytes of a call: equal on all ranks, also where ranks have parts of different length.
 ///
-/// An all-reduce runs in place in one range, since its sides are equally long; other operations
-/// give each staged side its own.
+/// An operation on equal sides runs in place in one range; a gather or a scatter gives each staged
+/// side its own.
 #[inline]
 pub(super) fn scratch_bytes(
     call: &Collective<'_>,
@@ -32,14 +32,21 @@ pub(super) fn scratch_bytes(
     world_size: usize,
 ) -> Result<usize> {
     match (call.kind(), call.counts) {
-        (OpKind::AllReduce, Counts::Even(count)) => call.dtype.bytes(count),
+        (kind, Counts::Even(count)) if has_equal_sides(kind) => call.dtype.bytes(count),
         _ => sides_bytes(call, sides, world_size),
     }
 }
 
+/// Whether every rank's operands have the same length and lie at the same place of the result, so that
+/// send and receive operand may be one range.
+#[inline]
+pub(super) const fn has_equal_sides(kind: OpKind) -> bool {
+    matches!(kind, OpKind::AllReduce | OpKind::Broadcast | OpKind::Reduce)
+}
+
 fn sides_bytes(call: &Collective<'_>, sides: Sides, world_size: usize) -> Result<usize> {
     let (send, recv) = side_bytes(call, world_size)?;
-    if call.kind() == OpKind::AllReduce {
+    if has_equal_sides(call.kind()) {
         return Ok(send);
     }
     match (sides.send(), sides.recv()) {
@@ -60,13 +67,14 @@ fn side_bytes(call: &Collective<'_>, world_size: usize) -> Result<(usize, usize)
     match call.kind() {
         OpKind::ReduceScatter => Ok((whole()?, part)),
         OpKind::AllGather => Ok((part, whole()?)),
-        OpKind::AllReduce => Ok((part, part)),
+        // Also where only the root has both.
+        kind if has_equal_sides(kind) => Ok((part, part)),
         // No other operation has symmetric kernels, and so none is staged.
         _ => Ok((call.send.bytes, call.recv.bytes)),
     }
 }
 
-/// Rounds a piece of a lease up, so that the next piece is aligned.
+/// Rounds a part of a lease up, so that the next part is aligned.
 pub(super) fn aligned(bytes: usize) -> Result<usize> {
     bytes
         .checked_next_multiple_of(SCRATCH_ALIGNMENT)
@@ -85,7 +93,8 @@ pub(super) fn stage(
     scratch: Operand,
     world_size: usize,
 ) -> Result<Copies> {
-    let both = sides.send() && sides.recv() && call.kind() != OpKind::AllReduce;
+    let in_place = has_equal_sides(call.kind());
+    let both = sides.send() && sides.recv() && !in_place;
     let recv_start = match both {
         true => aligned(side_bytes(call, world_size)?.0)?,
         false => 0,
@@ -98,15 +107,13 @@ pub(super) fn stage(
         // whole stays where it is. A kernel that needs one side alone needs no window for it.
         (call.send.window, call.recv.window) = (None, None);
     }
-    if sides.send() {
+    // A rank that is not the root has one of two equal sides, which stays empty.
+    let absent = |side: Operand| in_place && side.bytes == 0;
+    if sides.send() && !absent(send) {
         call.send = scratch.slice(0, send.bytes)?;
     }
-    if sides.recv() {
-        call.recv = match both || !sides.send() {
-            true => scratch.slice(recv_start, recv.bytes)?,
-            // An all-reduce runs in place, on sides that are equally long.
-            false => call.send,
-        };
+    if sides.recv() && !absent(recv) {
+        call.recv = scratch.slice(recv_start, recv.bytes)?;
     }
     Ok(Copies {
         into: copy(sides.send(), call.send, send),
@@ -182,6 +189,29 @@ mod tests {
         assert_eq!(call.recv, at(4096, 100));
         assert_eq!(copies.into.unwrap().src.value(), 1 << 20);
         assert_eq!(copies.out.unwrap().dst.value(), 1 << 21);
+    }
+
+    #[test]
+    fn rooted_operations_take_the_same_scratch_on_every_rank_and_run_in_place() {
+        use crate::rank::Rank;
+
+        let root = Rank(0);
+        let (tensor, nothing, lease) = (at(1 << 20, 100), Operand::EMPTY, at(4096, 100));
+        let op = ReduceOp::Sum;
+        for (op, send, recv) in [
+            (Op::Broadcast { root }, tensor, tensor),
+            (Op::Broadcast { root }, nothing, tensor),
+            (Op::Reduce { op, root }, tensor, tensor),
+            (Op::Reduce { op, root }, tensor, nothing),
+        ] {
+            let mut call = call(op, send, recv, 100);
+            assert_eq!(scratch_bytes(&call, Sides::Both, 2).unwrap(), 100);
+            let copies = stage(&mut call, Sides::Both, lease, 2).unwrap();
+            let staged = |side: Operand| if side.bytes > 0 { lease } else { nothing };
+            assert_eq!((call.send, call.recv), (staged(send), staged(recv)));
+            let copied = (copies.into.is_some(), copies.out.is_some());
+            assert_eq!(copied, (send.bytes > 0, recv.bytes > 0));
+        }
     }
 
     #[test]

@@ -9,6 +9,8 @@ mod kernels;
 mod lifetime;
 mod operations;
 mod paths;
+mod pieces;
+mod rooted;
 mod slices;
 mod switch;
 mod symmetric;

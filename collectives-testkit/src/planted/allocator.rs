@@ -9,7 +9,9 @@ use collectives_core::agreement::Record;
 use collectives_core::communicator::{CommInfo, Communicator, Deferred};
 use collectives_core::error::{Error, ErrorKind, Misuse, Refusal, Result};
 use collectives_core::path::Reason;
-use collectives_core::scratch::{Lease, LeaseHold, Plan, Request, ScratchAllocator, Site, Trimmed};
+use collectives_core::scratch::{
+    Lease, LeaseHold, Plan, Request, ScratchAllocator, Site, Splitting, Trimmed,
+};
 use collectives_core::stats::Stats;
 use collectives_core::stream::Fence;
 
@@ -125,6 +127,7 @@ impl BuggedAllocator {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl ScratchAllocator for BuggedAllocator {
     fn name(&self) -> &str {
         self.inner.name()
@@ -227,6 +230,19 @@ impl ScratchAllocator for BuggedAllocator {
             _ => {}
         }
         stats
+    }
+
+    fn splitting(&self) -> Option<Splitting> {
+        match self.bug {
+            Planted::PieceIgnored => None,
+            _ => self.inner.splitting(),
+        }
+    }
+
+    fn note_pieces(&mut self, pieces: u64) {
+        if !self.is(Planted::PiecesUncounted) {
+            self.inner.note_pieces(pieces);
+        }
     }
 }
 

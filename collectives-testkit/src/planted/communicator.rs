@@ -13,10 +13,11 @@ use collectives_core::error::{Error, ErrorKind, Misuse, Result};
 use collectives_core::layered::symmetric_of;
 use collectives_core::memory::Memory;
 use collectives_core::reduce::ReduceOp;
+use collectives_core::scratch::SCRATCH_ALIGNMENT;
 use collectives_core::stream::StreamRef;
 
 use crate::planted::Planted;
-use crate::planted::device::{last_copy, next_generation};
+use crate::planted::device::{last_copy, next_generation, next_operation};
 
 /// What a planted bug does around the calls of one communicator.
 #[derive(Debug)]
@@ -77,10 +78,24 @@ impl Bugged {
                     op.op = Op::ReduceScatter(ReduceOp::Sum);
                 }
             },
-            Some(Planted::ShardOffByAGranule) => |inner, op| match op.op {
-                Op::AllGather => op.send = next_granule(inner, op.send),
-                Op::ReduceScatter(_) => op.recv = next_granule(inner, op.recv),
-                _ => {}
+            Some(Planted::ShardOffByAGranule) => |inner, op| {
+                let granule = inner.info().granule;
+                match op.op {
+                    Op::AllGather => op.send = further(inner, op.send, granule),
+                    Op::ReduceScatter(_) => op.recv = further(inner, op.recv, granule),
+                    _ => {}
+                }
+            },
+            Some(Planted::PieceSkipped) if is_barrier(ops) => return Ok(None),
+            Some(Planted::PieceSkipped) => {
+                return Ok((next_operation() == 1).then(Vec::new));
+            }
+            Some(Planted::PieceMisplaced) if is_barrier(ops) || next_operation() == 0 => {
+                return Ok(None);
+            }
+            Some(Planted::PieceMisplaced) => |inner, op| {
+                op.send = further(inner, op.send, SCRATCH_ALIGNMENT);
+                op.recv = further(inner, op.recv, SCRATCH_ALIGNMENT);
             },
             Some(Planted::WrongSideStaged) => |_, op| match op.op {
                 Op::AllGather => op.recv.window = None,
@@ -104,8 +119,7 @@ impl Bugged {
                 return Ok(ops.iter().all(own).then(Vec::new));
             }
             Some(Planted::BarriersLeftOut) => {
-                let barrier = |op: &Collective<'_>| op.op == Op::Barrier;
-                return Ok(ops.iter().all(barrier).then(Vec::new));
+                return Ok(is_barrier(ops).then(Vec::new));
             }
             Some(Planted::AgreesInCapture) => {
                 if device.capture_state(stream)?.is_some() {
@@ -335,10 +349,13 @@ fn double(inner: &dyn Communicator, op: &mut Collective<'_>) {
     }
 }
 
-/// The operand a granule further on, where its window reaches that far.
-fn next_granule(inner: &dyn Communicator, side: Operand) -> Operand {
-    let granule = inner.info().granule;
-    let next = side.addr.offset(granule);
+fn is_barrier(ops: &[Collective<'_>]) -> bool {
+    ops.iter().all(|op| op.op == Op::Barrier)
+}
+
+/// The operand so many bytes further on, where its window reaches that far.
+fn further(inner: &dyn Communicator, side: Operand, bytes: usize) -> Operand {
+    let next = side.addr.offset(bytes);
     match (side.window, inner.window_of(next, side.bytes)) {
         (Some(here), Some(there)) if here.window == there.window => Operand {
             addr: next,

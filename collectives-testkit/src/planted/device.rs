@@ -36,6 +36,15 @@ pub(super) fn next_generation() {
     GENERATION.set(GENERATION.get() + 1);
 }
 
+thread_local! {
+    static OPERATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Operations of this thread's call so far; a call begins by asking whether its stream captures.
+pub(super) fn next_operation() -> u64 {
+    OPERATIONS.replace(OPERATIONS.get() + 1)
+}
+
 /// As many fences as there are generations.
 #[derive(Debug, Default)]
 struct Generations(Mutex<HashMap<u64, Fence>>);
@@ -92,6 +101,7 @@ impl BuggedDevice {
 
 impl Interpose for BuggedDevice {
     fn capture_state(&self, inner: &dyn Device, stream: &StreamRef) -> Result<Option<CaptureId>> {
+        OPERATIONS.set(0);
         if self.is(Planted::CaptureHidden) {
             return Ok(None);
         }

@@ -76,6 +76,10 @@ planted! {
     WindowOffsetLost,
     /// Communicator: looking an address up finds nothing.
     WindowsNotFound,
+    /// Communicator: of a call that is split, the second piece's operation is left out.
+    PieceSkipped,
+    /// Communicator: of a call that is split, operations after the first run further on in the slot.
+    PieceMisplaced,
     /// Communicator: operands in windows are rounded down to 16 bytes.
     OffsetRoundedDown,
     /// Communicator: windows are numbered by each rank alone.
@@ -217,6 +221,10 @@ planted! {
     GrowsInCapture,
     /// Allocator: what cannot be staged has no fallback.
     FallbackUndeclared,
+    /// Allocator: large calls are staged whole, although a piece is configured.
+    PieceIgnored,
+    /// Allocator: pieces are not counted.
+    PiecesUncounted,
     /// Allocator: ranks ask for what they need themselves.
     PartSizedRequests,
     /// Allocator: any configuration is accepted.

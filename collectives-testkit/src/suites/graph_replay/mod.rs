@@ -11,6 +11,7 @@ mod growth;
 mod many;
 mod misses;
 mod owners;
+mod pieces;
 mod updates;
 
 const PARTS: &[&[Case]] = &[
@@ -21,6 +22,7 @@ const PARTS: &[&[Case]] = &[
     many::CASES,
     misses::CASES,
     owners::CASES,
+    pieces::CASES,
     updates::CASES,
 ];
 

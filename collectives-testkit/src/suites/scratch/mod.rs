@@ -15,6 +15,7 @@ mod counts;
 mod leases;
 mod limits;
 mod misses;
+mod pieces;
 
 const PARTS: &[&[Case]] = &[
     bounds::CASES,
@@ -22,6 +23,7 @@ const PARTS: &[&[Case]] = &[
     leases::CASES,
     limits::CASES,
     misses::CASES,
+    pieces::CASES,
 ];
 
 /// The cases.
