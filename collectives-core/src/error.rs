@@ -465,7 +465,13 @@ impl Error {
     /// An error of this kind, without context yet.
     #[must_use]
     pub fn new(kind: impl Into<ErrorKind>) -> Self {
-        let kind = kind.into();
+        Self::of(kind.into())
+    }
+
+    // Whatever makes or changes an error is cold, so that compilers keep it out of the way of calls
+    // that succeed.
+    #[cold]
+    fn of(kind: ErrorKind) -> Self {
         Self(Box::new(Inner {
             poisons: kind.poisons(),
             kind,
@@ -483,18 +489,21 @@ impl Error {
     }
 
     /// A [`ErrorKind::Unsupported`] error.
+    #[cold]
     #[must_use]
     pub fn unsupported(what: Unsupported) -> Self {
         Self::new(ErrorKind::Unsupported(what))
     }
 
     /// A [`ErrorKind::Capture`] error.
+    #[cold]
     #[must_use]
     pub fn capture(fault: CaptureFault) -> Self {
         Self::new(ErrorKind::Capture(fault))
     }
 
     /// Names the operation, unless an inner layer already did.
+    #[cold]
     #[must_use]
     pub fn during(mut self, operation: &'static str) -> Self {
         self.0.operation.get_or_insert(operation);
@@ -502,6 +511,7 @@ impl Error {
     }
 
     /// Names the backend, unless an inner layer already did.
+    #[cold]
     #[must_use]
     pub fn on_backend(mut self, backend: &'static str) -> Self {
         self.0.backend.get_or_insert(backend);
@@ -509,6 +519,7 @@ impl Error {
     }
 
     /// Names the rank that reports it, unless an inner layer already did.
+    #[cold]
     #[must_use]
     pub fn on_rank(mut self, rank: Rank) -> Self {
         self.0.rank.get_or_insert(rank);
@@ -516,6 +527,7 @@ impl Error {
     }
 
     /// Attaches the error below this one.
+    #[cold]
     #[must_use]
     pub fn caused_by(mut self, source: impl Into<Source>) -> Self {
         self.0.source = Some(source.into());
@@ -556,6 +568,7 @@ impl Error {
     }
 
     /// Marks that something had moved, so that the communicator refuses work from now on.
+    #[cold]
     #[must_use]
     pub fn poisoning(mut self) -> Self {
         self.0.poisons = true;
@@ -643,12 +656,14 @@ impl std::error::Error for Error {
 }
 
 impl From<ErrorKind> for Error {
+    #[cold]
     fn from(kind: ErrorKind) -> Self {
         Self::new(kind)
     }
 }
 
 impl From<Misuse> for Error {
+    #[cold]
     fn from(misuse: Misuse) -> Self {
         Self::new(ErrorKind::Misuse(misuse))
     }
