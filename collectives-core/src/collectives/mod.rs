@@ -271,7 +271,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// As [`ScratchAllocator::trim`].
     pub fn trim(&mut self) -> Result<Trimmed> {
         let scratch = self.scratch.trim(&mut self.comm)?;
-        let buffers = self.retire_buffers()?;
+        let buffers = self.retire_buffers("trim")?;
         Ok(Trimmed {
             slots: scratch.slots,
             mapped_bytes: scratch.mapped_bytes + buffers.mapped_bytes,
@@ -307,7 +307,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         let stream = self.host_stream.take();
         let settled = stream.map_or(Ok(()), |stream| self.device.synchronize(&stream));
         let scratch = self.scratch.close(&mut self.comm);
-        let buffers = self.retire_buffers();
+        let buffers = self.retire_buffers("close");
         let comm = self.comm.shutdown();
         settled?;
         let (scratch, _, comm) = (scratch?, buffers?, comm?);
