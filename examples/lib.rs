@@ -6,6 +6,7 @@
 pub mod backend;
 pub mod exit;
 pub mod plot;
+pub mod rows;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
