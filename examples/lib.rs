@@ -6,6 +6,8 @@
 pub mod backend;
 pub mod exit;
 pub mod plot;
+pub mod rows;
+pub mod scratch;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -110,10 +110,15 @@ impl fmt::Display for Plot {
         let bytes = format!("mapped bytes kept a rank, {}", scale.unit.name);
         let quantity = self.quantity.as_ref().unwrap_or(&bytes);
         scale.draw_axes(f, &escaped(&self.steps), &escaped(quantity))?;
-        // Lines that end at one height are named below each other.
+        // Lines that end at one height are named below each other, and none below the axis, where the
+        // last step is named.
         let mut ends: Vec<_> = self.lines.iter().enumerate().collect();
         let end = |numbers: &[f64]| numbers.last().copied().unwrap_or(0.0);
         ends.sort_by(|(_, (_, one)), (_, (_, other))| end(other).total_cmp(&end(one)));
+        let below = |place: usize| LINE_HEIGHT * real(ends.len() - 1 - place);
+        let room: Vec<_> = (0..ends.len())
+            .map(|place| BOTTOM + 4.0 - below(place))
+            .collect();
         let mut lowest = f64::MIN;
         let narrower = (WIDEST - NARROWEST) / real(ends.len().max(2) - 1);
         for (place, (index, (name, numbers))) in ends.into_iter().enumerate() {
@@ -128,7 +133,9 @@ impl fmt::Display for Plot {
                 r#"<path d="{path}" fill="none" stroke="{color}" stroke-width="{width:.1}"/>"#
             )?;
             let last = end(numbers);
-            let y = (scale.y(last) + 5.0).max(lowest + LINE_HEIGHT);
+            let y = (scale.y(last) + 5.0)
+                .max(lowest + LINE_HEIGHT)
+                .min(room[place]);
             lowest = y;
             let (x, name, kept) = (RIGHT + 10.0, escaped(name), scale.unit.text(last));
             writeln!(
@@ -349,6 +356,21 @@ mod tests {
         );
         // From zero to eight tenths in round steps.
         assert!(text.contains(">0.1<") && text.contains(">0.8<"), "{text}");
+    }
+
+    #[test]
+    fn no_name_is_below_the_axis_or_on_another() {
+        let mut plot = Plot::new("a run", "steps").of("mean loss");
+        for name in ["one", "two", "three"] {
+            plot.curve(name, vec![0.8, 0.001]);
+        }
+        let text = plot.to_string();
+        let place = |line: &str| {
+            let (_, rest) = line.split_once(r#"x="740" y=""#)?;
+            rest.split_once('"')?.0.parse::<f64>().ok()
+        };
+        let places: Vec<_> = text.lines().filter_map(place).collect();
+        assert_eq!(places, [438.0, 456.0, 474.0]);
     }
 
     #[test]

@@ -17,8 +17,10 @@ use crate::options::{OnMiss, Options, Seal};
 use crate::policy::Policy;
 use crate::trace::{Call, Event, Outcome};
 
-use self::model::{Model, Place, Refused};
+use self::model::{Lease, Model, Place, Refused};
 
+mod domain;
+mod kept;
 mod model;
 mod room;
 
@@ -125,10 +127,10 @@ impl Replay<'_> {
         for call in calls {
             state.call(call);
             if let [first, ..] = call {
-                each(first, state.model.kept().1);
+                each(first, state.model.kept.bytes().1);
             }
         }
-        let (capacity_bytes, mapped_bytes) = state.model.kept();
+        let (capacity_bytes, mapped_bytes) = state.model.kept.bytes();
         Totals {
             capacity_bytes,
             mapped_bytes,
@@ -143,7 +145,7 @@ struct State<'a> {
     totals: Totals,
     sealed: bool,
     /// The slot of each lease that is out, by the number of its call.
-    leases: HashMap<u64, u64>,
+    leases: HashMap<u64, Lease>,
 }
 
 impl State<'_> {
@@ -158,8 +160,8 @@ impl State<'_> {
                 ..
             } => self.acquire(first.sequence, bytes, Place { stream, capture }),
             Call::Release => {
-                if let Some(generation) = self.leases.remove(&first.sequence) {
-                    self.model.release(generation);
+                if let Some(lease) = self.leases.remove(&first.sequence) {
+                    self.model.release(lease);
                 }
             }
             Call::Reserve { outcome, .. } => {
@@ -196,7 +198,7 @@ impl State<'_> {
         self.totals.deregistrations += self.model.take_freed();
         match served {
             Ok(served) => {
-                self.leases.insert(sequence, served.generation);
+                self.leases.insert(sequence, served.lease);
                 self.totals.largest_request = self.totals.largest_request.max(bytes);
                 self.totals.captured += u64::from(place.capture.is_some());
                 if served.grown {
@@ -240,7 +242,7 @@ impl State<'_> {
 
     fn registered(&mut self) {
         self.totals.registrations += 1;
-        let (_, mapped) = self.model.kept();
+        let (_, mapped) = self.model.kept.bytes();
         self.totals.peak_mapped_bytes = self.totals.peak_mapped_bytes.max(mapped);
     }
 }

@@ -104,7 +104,7 @@ fn with<T>(rank: usize, usual: T, odd: T) -> T {
 
 #[rstest]
 #[case::operation(|rank| vec![with(rank, sum(rank, 4), broadcast(rank, 0))],
-    Field::Operation, "broadcast", "all_reduce")]
+    Field::Operation, "broadcast f32", "all_reduce sum f32")]
 #[case::dtype(|rank| vec![Collective { dtype: with(rank, DType::F32, DType::I32), ..sum(rank, 4) }],
     Field::DType, "i32", "f32")]
 #[case::reduction(|rank| {

@@ -3,6 +3,9 @@
 //! The verdict is a pure function of the exchanged records, so that every rank comes to the same:
 //! either all succeed, or all get the same [`ErrorKind::Mismatch`].
 
+use std::borrow::Cow;
+use std::fmt;
+
 use crate::error::{Error, ErrorKind, Field, Misuse, Result};
 use crate::rank::Rank;
 
@@ -10,8 +13,15 @@ use crate::rank::Rank;
 /// its own, which need not be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    fields: Vec<(Field, u64)>,
+    fields: Vec<(Field, Value)>,
     facts: Vec<u64>,
+}
+
+/// What must be equal, as an error shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Value {
+    Number(u64),
+    Name(Cow<'static, str>),
 }
 
 /// Every field in the order of its wire code.
@@ -36,6 +46,9 @@ const FIELDS: [Field; 18] = [
     Field::RecordLength,
 ];
 
+/// Marks the wire code of a field that has a name for a value.
+const NAMED: u8 = 0x80;
+
 impl Record {
     /// A record that says nothing.
     #[must_use]
@@ -46,7 +59,16 @@ impl Record {
     /// Adds a value that must be equal on all ranks.
     #[must_use]
     pub fn field(mut self, field: Field, value: u64) -> Self {
-        self.fields.push((field, value));
+        self.fields.push((field, Value::Number(value)));
+        self
+    }
+
+    /// Adds a name that must be equal on all ranks: that of a call, for example. A mismatch shows it.
+    /// Of a longer one, the first 255 bytes count.
+    #[must_use]
+    pub fn named(mut self, field: Field, name: &'static str) -> Self {
+        let name = beginning(name, u8::MAX.into());
+        self.fields.push((field, Value::Name(name.into())));
         self
     }
 
@@ -69,13 +91,23 @@ impl Record {
         let mut bytes = Vec::with_capacity(4 + self.fields.len() * 9 + self.facts.len() * 8);
         let count = u32::try_from(self.fields.len()).unwrap_or(u32::MAX);
         bytes.extend(count.to_le_bytes());
-        for &(field, value) in &self.fields {
+        for (field, value) in &self.fields {
             let code = FIELDS
                 .iter()
-                .position(|&f| f == field)
+                .position(|f| f == field)
                 .unwrap_or(FIELDS.len());
-            bytes.push(u8::try_from(code).unwrap_or(u8::MAX));
-            bytes.extend(value.to_le_bytes());
+            let code = u8::try_from(code).unwrap_or(u8::MAX);
+            match value {
+                Value::Number(number) => {
+                    bytes.push(code);
+                    bytes.extend(number.to_le_bytes());
+                }
+                Value::Name(name) => {
+                    bytes.push(code | NAMED);
+                    bytes.push(u8::try_from(name.len()).unwrap_or(u8::MAX));
+                    bytes.extend(name.as_bytes());
+                }
+            }
         }
         for fact in &self.facts {
             bytes.extend(fact.to_le_bytes());
@@ -94,9 +126,21 @@ impl Record {
         let mut record = Self::new();
         for _ in 0..u32::from_le_bytes(*count) {
             let (&code, tail) = rest.split_first().ok_or_else(garbage)?;
-            let (value, tail) = tail.split_first_chunk::<8>().ok_or_else(garbage)?;
-            let field = *FIELDS.get(usize::from(code)).ok_or_else(garbage)?;
-            record.fields.push((field, u64::from_le_bytes(*value)));
+            let field = *FIELDS.get(usize::from(code & !NAMED)).ok_or_else(garbage)?;
+            let (value, tail) = match code & NAMED {
+                0 => {
+                    let (number, tail) = tail.split_first_chunk::<8>().ok_or_else(garbage)?;
+                    (Value::Number(u64::from_le_bytes(*number)), tail)
+                }
+                _ => {
+                    let (&length, tail) = tail.split_first().ok_or_else(garbage)?;
+                    let split = tail.split_at_checked(length.into());
+                    let (name, tail) = split.ok_or_else(garbage)?;
+                    let name = String::from_utf8(name.to_vec()).map_err(|_| garbage())?;
+                    (Value::Name(name.into()), tail)
+                }
+            };
+            record.fields.push((field, value));
             rest = tail;
         }
         let facts = rest.chunks_exact(8);
@@ -115,34 +159,96 @@ impl Record {
     /// # Errors
     ///
     /// [`ErrorKind::Mismatch`] for the first field that differs, naming the rank that is not with
-    /// the majority; of equal groups, the one with the lowest rank counts as the majority.
+    /// the majority; of equal groups, the one with the lowest rank counts as the majority. Of
+    /// operations that differ it says element type and reduction, too. Where ranks say different
+    /// things at all, it names their operations.
     pub fn check_equal(records: &[Self]) -> Result<()> {
         let longest = records.iter().map(|r| r.fields.len()).max().unwrap_or(0);
         for position in 0..longest {
-            let at = |record: &Self| record.fields.get(position).copied();
-            let names: Vec<_> = records
-                .iter()
-                .map(|r| at(r).map(|(field, _)| field))
-                .collect();
-            if let Some((odd, usual)) = odd_one_out(&names) {
-                let field = names[usual].or(names[odd]).unwrap_or(Field::RecordLength);
-                let show = |index: usize| match names[index] {
-                    Some(field) => format!("a call that compares {field} here"),
-                    None => "a call that compares nothing here".to_owned(),
-                };
-                return Err(mismatch(odd, field, show(odd), show(usual)));
+            let at: Vec<_> = records.iter().map(|r| r.fields.get(position)).collect();
+            let fields: Vec<_> = at.iter().map(|at| at.map(|(field, _)| *field)).collect();
+            if let Some((odd, usual)) = odd_one_out(&fields) {
+                return Err(Self::different_calls(records, &fields, (odd, usual)));
             }
-            let values: Vec<_> = records
-                .iter()
-                .map(|r| at(r).map(|(_, value)| value))
-                .collect();
-            if let (Some((odd, usual)), Some(field)) = (odd_one_out(&values), names[0]) {
-                let show = |index: usize| values[index].map_or(String::new(), |v| v.to_string());
+            if let (Some((odd, usual)), Some(field)) = (odd_one_out(&at), fields[0]) {
+                let show = |index: usize| records[index].show(position);
                 return Err(mismatch(odd, field, show(odd), show(usual)));
             }
         }
         Ok(())
     }
+
+    /// The error where records say different things at a position: by their operations, if those differ.
+    fn different_calls(
+        records: &[Self],
+        fields: &[Option<Field>],
+        (odd, usual): (usize, usize),
+    ) -> Error {
+        let calls: Vec<_> = records.iter().map(Self::call).collect();
+        if let Some((odd, usual)) = odd_one_out(&calls) {
+            let show = |index: usize| calls[index].clone();
+            let show = |index| show(index).unwrap_or_else(|| "another call".to_owned());
+            return mismatch(odd, Field::Operation, show(odd), show(usual));
+        }
+        let show = |index: usize| match fields[index] {
+            Some(field) => format!("a call that compares {field} here"),
+            None => "a call that compares nothing here".to_owned(),
+        };
+        let field = fields[usual].or(fields[odd]);
+        let field = field.unwrap_or(Field::RecordLength);
+        mismatch(odd, field, show(odd), show(usual))
+    }
+
+    /// The first operation it names.
+    fn call(&self) -> Option<String> {
+        let is_operation = |(field, _): &(Field, Value)| *field == Field::Operation;
+        let position = self.fields.iter().position(is_operation)?;
+        Some(self.show(position))
+    }
+
+    /// The value at a position; of an operation with the names of its reduction and element type.
+    fn show(&self, position: usize) -> String {
+        let Some(((field, value), rest)) = self.fields[position..].split_first() else {
+            return String::new();
+        };
+        let mut text = value.to_string();
+        if *field == Field::Operation {
+            let own = rest
+                .iter()
+                .take_while(|(field, _)| *field != Field::Operation);
+            let named = |wanted| {
+                let mut own = own.clone();
+                own.find_map(|(field, value)| match value {
+                    Value::Name(name) if *field == wanted => Some(format!(" {name}")),
+                    _ => None,
+                })
+            };
+            text.extend(
+                [Field::Reduction, Field::DType]
+                    .into_iter()
+                    .filter_map(named),
+            );
+        }
+        text
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Name(name) => f.write_str(name),
+        }
+    }
+}
+
+/// As many whole characters as take at most this many bytes.
+pub(crate) fn beginning(text: &str, bytes: usize) -> &str {
+    let mut end = bytes.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 /// A [`ErrorKind::Mismatch`] that names the rank at `odd`.
@@ -207,15 +313,71 @@ mod tests {
         assert_eq!((*rank, *field), (Rank(2), Field::Bytes));
     }
 
+    fn said(error: Error) -> (Rank, Field, String, String) {
+        match error.kind().clone() {
+            ErrorKind::Mismatch {
+                rank,
+                field,
+                theirs,
+                ours,
+            } => (rank, field, theirs, ours),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn operations_that_differ_are_told_by_their_names() {
+        let reduces = |dtype| {
+            Record::new()
+                .named(Field::Operation, "all_reduce")
+                .named(Field::DType, dtype)
+                .named(Field::Reduction, "sum")
+        };
+        let gathers = Record::new()
+            .named(Field::Operation, "all_gather")
+            .named(Field::DType, "f32");
+        let error = Record::check_equal(&[reduces("f32"), gathers]).unwrap_err();
+        let (theirs, ours) = ("all_gather f32".to_owned(), "all_reduce sum f32".to_owned());
+        assert_eq!(said(error), (Rank(1), Field::Operation, theirs, ours));
+        let error = Record::check_equal(&[reduces("f32"), reduces("f16")]).unwrap_err();
+        let (theirs, ours) = ("f16".to_owned(), "f32".to_owned());
+        assert_eq!(said(error), (Rank(1), Field::DType, theirs, ours));
+    }
+
+    #[test]
+    fn records_that_say_different_things_are_told_by_their_operations() {
+        let scratch = Record::new()
+            .field(Field::Configuration, 5)
+            .named(Field::Operation, "reserve");
+        let buffer = Record::new().named(Field::Operation, "symmetric_buffer");
+        let error = Record::check_equal(&[scratch.clone(), buffer, scratch.clone()]).unwrap_err();
+        let (theirs, ours) = ("symmetric_buffer".to_owned(), "reserve".to_owned());
+        assert_eq!(said(error), (Rank(1), Field::Operation, theirs, ours));
+        let (rank, field, theirs, _) =
+            said(Record::check_equal(&[scratch, Record::new()]).unwrap_err());
+        let expected = (Rank(1), Field::Operation, "another call");
+        assert_eq!((rank, field, theirs.as_str()), expected);
+        let longer = Record::new().field(Field::Bytes, 1).field(Field::Slots, 1);
+        let shorter = Record::new().field(Field::Bytes, 1);
+        let (rank, field, ..) = said(Record::check_equal(&[longer, shorter]).unwrap_err());
+        assert_eq!((rank, field), (Rank(1), Field::Slots));
+    }
+
+    const NAMES: [&str; 3] = ["", "all_reduce", "\u{e9}"];
+
     proptest! {
         #[test]
         fn records_survive_the_wire(
             fields in prop::collection::vec((0..FIELDS.len(), any::<u64>()), 0..8),
+            names in prop::collection::vec((0..FIELDS.len(), 0..NAMES.len()), 0..3),
             facts in prop::collection::vec(any::<u64>(), 0..8),
         ) {
             let mut record = Record::new();
             for (code, value) in fields {
                 record = record.field(FIELDS[code], value);
+            }
+            for (code, name) in names {
+                record = record.named(FIELDS[code], NAMES[name]);
             }
             for fact in facts {
                 record = record.fact(fact);

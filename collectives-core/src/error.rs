@@ -575,6 +575,13 @@ impl Error {
         self
     }
 
+    /// Marks that nothing had moved and all ranks know, so that the call may be repeated.
+    #[must_use]
+    pub fn repeatable(mut self) -> Self {
+        self.0.poisons = false;
+        self
+    }
+
     /// Whether the communicator refuses work after this error.
     ///
     /// `false` means that nothing had moved: every rank may repeat the call, or make another.
@@ -585,7 +592,8 @@ impl Error {
 }
 
 impl ErrorKind {
-    /// What holds unless the reporting backend says otherwise with [`Error::poisoning`].
+    /// What holds unless who reports it says otherwise with [`Error::poisoning`] or
+    /// [`Error::repeatable`].
     fn poisons(&self) -> bool {
         match self {
             Self::PeerFailed { .. }
@@ -700,7 +708,9 @@ mod tests {
             error.to_string(),
             "all_reduce: rank(s) 1, 3 did not arrive within 5s [host, rank 0]"
         );
-        assert!(!error.poisons() && error.poisoning().poisons());
+        assert!(!error.poisons());
+        let error = error.poisoning();
+        assert!(error.poisons() && !error.repeatable().poisons());
     }
 
     #[test]

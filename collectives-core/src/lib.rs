@@ -36,6 +36,7 @@ pub mod layered;
 pub mod memory;
 pub mod no_scratch;
 mod order;
+pub mod outcome;
 pub mod path;
 pub mod rank;
 pub mod reduce;

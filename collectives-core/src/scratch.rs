@@ -306,8 +306,9 @@ pub trait ScratchAllocator: fmt::Debug + Send {
     /// [`Misuse::ZeroBytes`];
     /// [`NeedsReserve`](crate::error::ErrorKind::NeedsReserve) for a miss while capturing or
     /// sealed, [`Refused`](crate::error::ErrorKind::Refused) by cap, limit or policy,
-    /// [`OutOfMemory`](crate::error::ErrorKind::OutOfMemory), and those of
-    /// [`Communicator::agree`]. The same on all ranks; the next request works.
+    /// [`OutOfMemory`](crate::error::ErrorKind::OutOfMemory),
+    /// [`PeerFailed`](crate::error::ErrorKind::PeerFailed) where a rank cannot make its slot for another
+    /// reason, and those of [`Communicator::agree`]. The same on all ranks; the next request works.
     fn acquire(
         &mut self,
         comm: &mut dyn Communicator,

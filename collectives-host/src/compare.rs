@@ -42,7 +42,7 @@ pub(crate) fn operations(posts: &impl Posts) -> Result<()> {
         posts,
         Field::Operation,
         |p| p.head.kind,
-        head(|h| h.kind.to_string()),
+        head(|h| h.call_name()),
     )?;
     equal(
         posts,

@@ -84,6 +84,16 @@ impl Head {
         self.reduction != NO_REDUCTION
     }
 
+    /// The operation with its reduction and element type, where it has them.
+    pub(crate) fn call_name(self) -> String {
+        let (kind, dtype) = (self.kind.name(), self.dtype.name());
+        match self.reduction {
+            _ if self.kind == OpKind::Barrier => kind.to_owned(),
+            NO_REDUCTION => format!("{kind} {dtype}"),
+            _ => format!("{kind} {} {dtype}", self.reduction_name()),
+        }
+    }
+
     /// The name of the reduction.
     pub(crate) const fn reduction_name(self) -> &'static str {
         match self.reduction {

@@ -4,7 +4,7 @@ use collectives_alloc::bytes::ByteSize;
 use collectives_alloc::config::ScratchConfig;
 use collectives_alloc::registry;
 use collectives_alloc::replay::{Replay, Totals};
-use collectives_alloc::trace::Call;
+use collectives_alloc::trace::{Call, Event, Outcome};
 use collectives_core::error::Result;
 
 use crate::options::Options;
@@ -55,30 +55,58 @@ pub(crate) fn all(options: &Options, requests: &Requests) -> Result<Vec<Candidat
         .collect()
 }
 
+/// How many requests a configuration stages, once what it says of the largest is reserved.
+pub(crate) fn staged(
+    config: &ScratchConfig,
+    options: &Options,
+    requests: &Requests,
+) -> Result<u64> {
+    let reserved = config.largest_request()?.map(|bytes| {
+        let outcome = Outcome::Done;
+        let bytes = bytes.get();
+        Event::new(0, Call::Reserve { bytes, outcome })
+    });
+    let events: Vec<_> = reserved
+        .into_iter()
+        .chain(requests.events.iter().cloned())
+        .collect();
+    let totals = replay(config, options, &events, |_, _| {})?;
+    Ok(totals.hits + totals.growths)
+}
+
 fn run(
     name: &str,
     config: ScratchConfig,
     options: &Options,
     requests: &Requests,
 ) -> Result<Candidate> {
-    config.validate()?;
-    let policy = registry::snapshot().build_policy(&config)?;
-    let replay = Replay {
-        policy: &*policy,
-        options: &config.options(),
-        granule: options.granule.get(),
-        overhead: 0,
-    };
     let mut kept_after = Vec::new();
-    let totals = replay.run_with(&requests.events, |event, kept| {
+    let totals = replay(&config, options, &requests.events, |event, kept| {
         if matches!(event.call, Call::Acquire { .. }) {
             kept_after.push(kept);
         }
-    });
+    })?;
     Ok(Candidate {
         name: name.to_owned(),
         config,
         totals,
         kept_after,
     })
+}
+
+fn replay(
+    config: &ScratchConfig,
+    options: &Options,
+    events: &[Event],
+    each: impl FnMut(&Event, usize),
+) -> Result<Totals> {
+    config.validate()?;
+    let policy = registry::snapshot().build_policy(config)?;
+    let replay = Replay {
+        policy: &*policy,
+        options: &config.options(),
+        granule: options.granule.get(),
+        overhead: 0,
+    };
+    Ok(replay.run_with(events, each))
 }

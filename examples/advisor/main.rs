@@ -28,8 +28,8 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let requests = requests::load(options)?;
     let candidates = candidate::all(options, &requests)?;
-    let advice = advice::give(options, &requests, &candidates)?;
     exit::print(report::table(&candidates))?;
+    let advice = advice::give(options, &requests, &candidates)?;
     exit::print(&advice)?;
     if let Some(path) = &options.plot {
         let mut plot = Plot::new("What each policy would have kept", "requests");

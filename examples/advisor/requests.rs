@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read};
 use collectives_alloc::config::ScratchConfig;
 use collectives_alloc::replay::in_pieces;
 use collectives_alloc::trace::{self, Call, Event, HEADER, Outcome};
-use csv::StringRecord;
+use collectives_examples::rows::{self, Kind, Row, RowError, Unit};
 
 use crate::options::Options;
 
@@ -42,6 +42,21 @@ impl Requests {
         self.events.iter().any(captured)
     }
 
+    /// The requests of a table, each a lease that ends before the next begins.
+    fn of(rows: &[Row]) -> Self {
+        let mut requests = Self::default();
+        let mut captures = 0;
+        for row in rows {
+            // What is captured was warmed up eagerly.
+            requests.push(row.bytes, None);
+            if row.kind == Kind::Decode {
+                requests.push(row.bytes, Some(captures));
+                captures += 1;
+            }
+        }
+        requests
+    }
+
     /// Adds a lease that ends before the next begins.
     fn push(&mut self, bytes: usize, capture: Option<u32>) {
         let sequence = self.events.len() as u64;
@@ -72,54 +87,21 @@ pub(crate) fn load(options: &Options) -> Result<Requests, Box<dyn Error>> {
 fn parse(mut input: impl BufRead, options: &Options) -> Result<Requests, Box<dyn Error>> {
     let mut header = String::new();
     input.read_line(&mut header)?;
+    // Some programs begin a text with a byte order mark.
+    let header = header.trim_start_matches('\u{feff}');
+    let whole = BufReader::new(header.as_bytes().chain(input));
     if header.trim_end() == HEADER {
-        let whole = header.as_bytes().chain(input);
-        let events = trace::read(BufReader::new(whole))?;
+        let events = trace::read(whole)?;
         return Ok(Requests { events });
     }
-    table(&header, input, options)
-}
-
-/// Rows of sizes.
-fn table(header: &str, input: impl BufRead, options: &Options) -> Result<Requests, Box<dyn Error>> {
-    let names: Vec<_> = header.trim_end().split(',').map(str::trim).collect();
-    let column = |name: &str| names.iter().position(|known| *known == name);
-    let (size, unit) = match (column("bytes"), column("tokens")) {
-        (Some(bytes), _) => (bytes, 1),
-        (None, Some(tokens)) => (tokens, options.dtype.bytes(options.hidden)?),
-        (None, None) => {
-            let text = format!("its header is neither `{HEADER}` nor has it `bytes` or `tokens`");
-            return Err(text.into());
-        }
-    };
-    let kind = column("kind");
-    let mut requests = Requests::default();
-    let mut captures = 0;
-    let mut reader = csv::ReaderBuilder::new();
-    let reader = reader.has_headers(false).trim(csv::Trim::All);
-    for (index, row) in reader.from_reader(input).records().enumerate() {
-        let at = |what: String| format!("line {}: {what}", index + 2);
-        let row = row.map_err(|error| at(error.to_string()))?;
-        let bytes = bytes(&row, size, unit).map_err(at)?;
-        match kind.and_then(|kind| row.get(kind)) {
-            None | Some("" | "prefill") => requests.push(bytes, None),
-            Some("decode") => {
-                // Warmed up eagerly, then captured.
-                requests.push(bytes, None);
-                requests.push(bytes, Some(captures));
-                captures += 1;
-            }
-            Some(other) => return Err(at(format!("`{other}` is no `kind`")).into()),
-        }
-    }
-    Ok(requests)
-}
-
-fn bytes(row: &StringRecord, column: usize, unit: usize) -> Result<usize, String> {
-    let text = row.get(column).unwrap_or("");
-    let number = text.parse::<usize>().ok().filter(|&number| number > 0);
-    let bytes = number.and_then(|number| number.checked_mul(unit));
-    bytes.ok_or_else(|| format!("`{text}` is no size"))
+    let unit = |name, bytes| Unit { name, bytes };
+    let tokens = options.dtype.bytes(options.hidden)?;
+    let rows = rows::read(whole, &[unit("bytes", 1), unit("tokens", tokens)]);
+    let rows = rows.map_err(|error| match error {
+        RowError::NoColumn { .. } => format!("{error}, nor is it `{HEADER}`"),
+        other => other.to_string(),
+    })?;
+    Ok(Requests::of(&rows))
 }
 
 #[cfg(test)]
@@ -152,8 +134,14 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_named_with_its_line() {
         assert!(read("sizes\n1\n").unwrap_err().contains("`bytes`"));
-        assert_eq!(read("bytes\n1\n0\n").unwrap_err(), "line 3: `0` is no size");
-        let odd = read("bytes,kind\n1,encode\n").unwrap_err();
-        assert_eq!(odd, "line 2: `encode` is no `kind`");
+        let named = read("bytes\n\n1\n\n0\n").unwrap_err();
+        assert!(named.starts_with("line 5, `bytes`: `0`"), "{named}");
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_skipped() {
+        assert_eq!(read("\u{feff}bytes\n5\n").unwrap().sizes(9), [5]);
+        let text = format!("\u{feff}{HEADER}\n1,acquire,4096,0,0,hit,1\n");
+        assert_eq!(read(&text).unwrap().sizes(usize::MAX), [4096]);
     }
 }

@@ -17,7 +17,7 @@ use super::{Backend, Joined, Ranks};
 /// # Errors
 ///
 /// When no launcher did, saying which variables were looked for.
-pub fn world_size() -> Result<usize> {
+pub(super) fn world_size() -> Result<usize> {
     Ok(World::from_env()?.world_size)
 }
 

@@ -14,6 +14,7 @@ mod mpi;
 mod nccl;
 #[cfg(target_os = "linux")]
 mod processes;
+mod start;
 
 use std::error::Error;
 use std::fmt;
@@ -27,9 +28,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 #[cfg(target_os = "linux")]
-pub use launched::world_size;
+use launched::world_size;
 #[cfg(target_os = "linux")]
 pub use processes::{dispatch, job, serve};
+pub use start::{MOST_RANKS, Start, command_line};
 
 /// What the ranks of a program run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -32,7 +32,7 @@ use crate::workload::Job;
 fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
     backend::dispatch(rank);
-    let options = Options::from_command_line();
+    let options = backend::command_line::<Options>();
     exit::code(options.and_then(|options| run(&options)))
 }
 
@@ -58,7 +58,7 @@ fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
             progress: &progress,
         };
         let serve = |joined| workload::serve(joined, &job);
-        let outcomes = options.backend.run(&options.ranks(), index, serve);
+        let outcomes = options.start.backend.run(&options.ranks(), index, serve);
         progress.clear();
         let Some(outcomes) = outcomes? else { continue };
         if let Some(rank) = outcomes.first() {
@@ -71,9 +71,9 @@ fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
         return Ok(Vec::new());
     }
     let run = Run {
-        backend: options.backend.name(),
+        backend: options.start.backend.name(),
         trace: trace.name,
-        ranks: options.ranks,
+        ranks: options.start.ranks.into(),
         policies: rows,
     };
     if options.json {
@@ -103,5 +103,5 @@ fn rank(world: &World) -> CollectiveResult<Vec<u8>> {
         progress: &Progress::hidden(),
     };
     let serve = |joined| workload::serve(joined, &job);
-    backend::serve(options.backend, &options.ranks(), world, serve)
+    backend::serve(options.start.backend, &options.ranks(), world, serve)
 }

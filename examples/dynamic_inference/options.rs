@@ -8,7 +8,8 @@ use std::time::Duration;
 use clap::Parser;
 use collectives_alloc::bytes::ByteSize;
 use collectives_alloc::config::ScratchConfig;
-use collectives_examples::backend::{self, Backend, Ranks};
+use collectives_examples::backend::{Ranks, Start};
+use collectives_examples::scratch;
 
 use crate::trace::Trace;
 
@@ -27,13 +28,8 @@ const POLICIES: [&str; 6] = [
 #[derive(Debug, Parser)]
 #[command(name = "dynamic_inference")]
 pub(crate) struct Options {
-    /// What the ranks run on.
-    #[arg(long, value_enum, default_value_t)]
-    pub(crate) backend: Backend,
-
-    /// Ranks: 1 to 32.
-    #[arg(long, default_value_t = 4, value_parser = parse_ranks)]
-    pub(crate) ranks: usize,
+    #[command(flatten)]
+    pub(crate) start: Start,
 
     /// A policy to run, by the name configuration uses; may be given several times, or several
     /// separated by commas.
@@ -44,11 +40,6 @@ pub(crate) struct Options {
     /// `decode`).
     #[arg(long, default_value = "seed")]
     pub(crate) trace: TraceSource,
-
-    /// Bytes that symmetric memory is mapped in multiples of, where the backend lets one choose: a
-    /// power of two, at least 4 KiB.
-    #[arg(long, default_value = "2MiB", value_parser = parse_granule)]
-    pub(crate) granule: ByteSize,
 
     /// A TOML file with a `[scratch]` table; without `--policy`, only its policy is run. Variables
     /// `COLLECTIVES_SCRATCH_…` win over it.
@@ -68,32 +59,16 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE.csv")]
     pub(crate) record: Option<PathBuf>,
 
-    /// Runs as one of the ranks that a launcher started, mpirun, srun or torchrun for example, which also
-    /// says how many there are. Rank 0 prints.
-    #[arg(long)]
-    pub(crate) launched: bool,
-
     /// Prints JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 impl Options {
-    /// The command line, and the number of ranks that a launcher started.
-    pub(crate) fn from_command_line() -> Result<Self, Box<dyn Error>> {
-        let mut options = Self::parse();
-        #[cfg(target_os = "linux")]
-        if options.launched {
-            options.ranks = parse_ranks(&backend::world_size()?.to_string())?;
-        }
-        Ok(options)
-    }
-
+    /// How the ranks are started.
     pub(crate) fn ranks(&self) -> Ranks {
         let deadline = Duration::from_secs(self.deadline);
-        Ranks::new(self.ranks, self.granule.get())
-            .with_deadline(deadline)
-            .launched(self.launched)
+        self.start.ranks().with_deadline(deadline)
     }
 
     /// One configuration for each row. `reserved` is told the largest request of the trace, where
@@ -102,11 +77,7 @@ impl Options {
         &self,
         trace: &Trace,
     ) -> Result<Vec<ScratchConfig>, Box<dyn Error>> {
-        let base = match &self.config {
-            Some(path) => ScratchConfig::from_toml_file(path)?,
-            None => ScratchConfig::default(),
-        };
-        let base = base.overridden_by_env()?;
+        let base = scratch::configured(self.config.as_deref())?;
         let chosen = base.policy.is_some() || base.largest_request()?.is_some();
         if self.policy.is_empty() && (self.config.is_some() || chosen) {
             return Ok(vec![base]);
@@ -131,19 +102,9 @@ impl Options {
     }
 }
 
-fn parse_ranks(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(ranks @ 1..=32) => Ok(ranks),
-        // The oracle's sums stay exact in bf16 up to 32 ranks.
-        _ => Err("must be a number from 1 to 32".to_owned()),
-    }
-}
-
-fn parse_granule(text: &str) -> Result<ByteSize, String> {
-    let granule: ByteSize = text.parse().map_err(|error| format!("{error}"))?;
-    match granule.get() {
-        bytes if bytes >= 4096 && bytes.is_power_of_two() => Ok(granule),
-        _ => Err("must be a power of two of at least 4 KiB".to_owned()),
+impl AsMut<Start> for Options {
+    fn as_mut(&mut self) -> &mut Start {
+        &mut self.start
     }
 }
 

@@ -1,12 +1,16 @@
 //! The sizes that an inference server meets, in tokens.
 
 use std::error::Error;
+use std::fs::File;
 use std::path::Path;
 
+use collectives_examples::rows::{self, Kind, Unit};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use rand_distr::{Distribution, LogNormal};
-use serde::Deserialize;
+
+/// Bytes of an element, which is a bf16.
+const ELEMENT: usize = 2;
 
 /// Decode batches to capture, then prefills to serve.
 #[derive(Clone, Debug)]
@@ -61,30 +65,22 @@ impl Trace {
 
     /// A file with a column `tokens` and, optionally, `kind`; rows without a kind are prefills.
     pub(crate) fn from_csv(path: &Path) -> Result<Self, Box<dyn Error>> {
-        let at = |what: String| format!("{}: {what}", path.display());
-        if !path.is_file() {
-            return Err(at("it is no file".to_owned()).into());
-        }
-        let mut reader = csv::Reader::from_path(path).map_err(|error| at(error.to_string()))?;
+        let at = |error: &dyn Error| format!("{}: {error}", path.display());
+        let file = File::open(path).map_err(|error| at(&error))?;
+        let hidden = 5120;
+        let tokens = Unit {
+            name: "tokens",
+            bytes: hidden * ELEMENT,
+        };
+        let rows = rows::read(file, &[tokens]).map_err(|error| at(&error))?;
+        let of = |kind| rows.iter().filter(move |row| row.kind == kind);
+        let tokens = |kind| of(kind).map(|row| row.count).collect();
         let mut trace = Self {
             name: path.display().to_string(),
-            hidden: 5120,
-            decodes: Vec::new(),
-            prefills: Vec::new(),
+            hidden,
+            decodes: tokens(Kind::Decode),
+            prefills: tokens(Kind::Prefill),
         };
-        for line in reader.deserialize() {
-            let Line { tokens, kind } = line.map_err(|error| at(error.to_string()))?;
-            if tokens == 0 {
-                return Err(at("a row has zero tokens".to_owned()).into());
-            }
-            match kind.unwrap_or(Kind::Prefill) {
-                Kind::Decode => trace.decodes.push(tokens),
-                Kind::Prefill => trace.prefills.push(tokens),
-            }
-        }
-        if trace.decodes.is_empty() && trace.prefills.is_empty() {
-            return Err(at("it has no rows".to_owned()).into());
-        }
         trace.decodes.sort_unstable();
         Ok(trace)
     }
@@ -97,22 +93,8 @@ impl Trace {
     /// The largest request, in bytes of bf16.
     pub(crate) fn largest_request(&self) -> usize {
         let tokens = self.decodes.iter().chain(&self.prefills).max();
-        tokens.map_or(0, |tokens| tokens * self.hidden * 2)
+        tokens.map_or(0, |tokens| tokens * self.hidden * ELEMENT)
     }
-}
-
-#[derive(Debug, Deserialize)]
-struct Line {
-    tokens: usize,
-    #[serde(default)]
-    kind: Option<Kind>,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Kind {
-    Prefill,
-    Decode,
 }
 
 #[cfg(test)]

@@ -9,8 +9,12 @@
 //! Training goes on with these gradients, and comes to something else than with those that were not
 //! rounded; but to the same, in every bit, on every backend that sums right.
 
-/// The most ranks whose sums are exact, which is the most there may be.
+use collectives_examples::backend::MOST_RANKS;
+
+/// The most ranks whose sums are exact.
 pub(crate) const RANKS: u16 = 32;
+
+const _: () = assert!(MOST_RANKS <= RANKS, "sums of all ranks must be exact");
 
 /// Multiples of a unit, up to a limit on either side.
 #[derive(Clone, Copy, Debug, PartialEq)]

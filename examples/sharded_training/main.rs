@@ -45,8 +45,11 @@ use crate::single::Rounding;
 fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
     backend::dispatch(rank);
-    let options = Options::from_command_line();
-    exit::code(options.and_then(|options| run(&options)))
+    let options = backend::command_line::<Options>();
+    exit::code(options.and_then(|options| {
+        options.check()?;
+        run(&options)
+    }))
 }
 
 /// Trains, compares and prints the figures; what is wrong with them.
@@ -55,8 +58,10 @@ fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
         // Another rank has the figures.
         return Ok(Vec::new());
     };
-    let reference = outcomes.first().and_then(|rank| rank.reference.clone());
-    let single = reference.unwrap_or_else(|| single::train(options, Rounding::Never));
+    let first = outcomes.first().ok_or("there are no ranks")?;
+    let rounding = Rounding::of(options, first.averages).unwrap_or(Rounding::Never);
+    let reference = first.reference.clone();
+    let single = reference.unwrap_or_else(|| single::train(options, rounding));
     let layers = model::layers(options).into_iter();
     let parameters = layers.map(model::Layer::parameters).sum();
     let run = Run::new(options, parameters, &outcomes, &single)?;
@@ -76,5 +81,5 @@ fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
 fn rank(world: &World) -> CollectiveResult<Vec<u8>> {
     let options = Options::parse();
     let train = |joined| trainer::train(joined, &options);
-    backend::serve(options.backend, &options.started(), world, train)
+    backend::serve(options.start.backend, &options.started(), world, train)
 }

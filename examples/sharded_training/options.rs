@@ -1,28 +1,22 @@
 //! The command line.
 
-use std::error::Error;
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
-use collectives_alloc::bytes::ByteSize;
+use collectives_alloc::config::ScratchConfig;
 use collectives_core::collectives::Switch;
+use collectives_core::error::Result;
 use collectives_core::path::{Averaging, Fallback, Staging};
-use collectives_examples::backend::{self, Backend, Ranks};
-
-use crate::exact::RANKS;
+use collectives_examples::backend::{Ranks, Start};
+use collectives_examples::scratch;
 
 /// Trains a classifier whose parameters are sharded over ranks, and compares every step with one
 /// rank that folds all micro-batches.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "sharded_training", args_override_self = true)]
 pub(crate) struct Options {
-    /// What the ranks run on.
-    #[arg(long, value_enum, default_value_t)]
-    pub(crate) backend: Backend,
-
-    /// Ranks: 1 to 32.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=i64::from(RANKS)))]
-    pub(crate) ranks: u16,
+    #[command(flatten)]
+    pub(crate) start: Start,
 
     /// Optimiser steps.
     #[arg(long, default_value_t = 300)]
@@ -91,15 +85,13 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 7)]
     pub(crate) seed: u64,
 
-    /// Bytes that symmetric memory is mapped in multiples of, where the backend lets one choose: a
-    /// power of two, at least 4 KiB.
-    #[arg(long, default_value = "2MiB", value_parser = parse_granule)]
-    pub(crate) granule: ByteSize,
+    /// A TOML file with a `[scratch]` table. Variables `COLLECTIVES_SCRATCH_…` win over it.
+    #[arg(long, value_name = "FILE.toml")]
+    pub(crate) config: Option<PathBuf>,
 
-    /// Runs as one of the ranks that a launcher started, mpirun, srun or torchrun for example, which also
-    /// says how many there are. Rank 0 prints.
+    /// The policy of scratch, by the name configuration uses; wins over both.
     #[arg(long)]
-    pub(crate) launched: bool,
+    pub(crate) policy: Option<String>,
 
     /// Draws the losses of the ranks and of one rank, into an SVG file.
     #[arg(long)]
@@ -111,29 +103,11 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The command line, and the number of ranks that a launcher started.
-    pub(crate) fn from_command_line() -> Result<Self, Box<dyn Error>> {
-        let mut options = Self::parse();
-        #[cfg(target_os = "linux")]
-        if options.launched {
-            let ranks = backend::world_size()?;
-            let too_many = |_| {
-                format!(
-                    "{ranks} ranks were started, and at most {} can be",
-                    u16::MAX
-                )
-            };
-            options.ranks = u16::try_from(ranks).map_err(too_many)?;
-        }
-        options.check()?;
-        Ok(options)
-    }
-
     /// Refuses what does not go together.
     pub(crate) fn check(&self) -> Result<(), String> {
         let on_host = self.place() == Place::Host;
-        if !on_host && !self.backend.is_on_gpu() {
-            let backend = self.backend.name();
+        if !on_host && !self.start.backend.is_on_gpu() {
+            let backend = self.start.backend.name();
             return Err(format!(
                 "--arithmetic cuda needs tensors on a GPU, and those of backend {backend} are not"
             ));
@@ -144,7 +118,8 @@ impl Options {
         if self.exact && self.average == Average::Native {
             return Err("--exact needs sums, and --average native divides before them".into());
         }
-        Ok(())
+        let scratch = self.scratch_config().and_then(|config| config.build());
+        scratch.map(drop).map_err(|error| error.to_string())
     }
 
     /// Where everything but the collectives is computed.
@@ -152,21 +127,29 @@ impl Options {
         match self.arithmetic {
             Some(place) => place,
             #[cfg(target_os = "linux")]
-            None if self.backend.is_on_gpu() => Place::Cuda,
+            None if self.start.backend.is_on_gpu() => Place::Cuda,
             None => Place::Host,
         }
     }
 
     pub(crate) fn ranks(&self) -> usize {
-        self.ranks.into()
+        self.start.ranks.into()
+    }
+
+    /// The configuration of scratch.
+    pub(crate) fn scratch_config(&self) -> Result<ScratchConfig> {
+        let mut config = scratch::configured(self.config.as_deref())?;
+        if let Some(policy) = &self.policy {
+            config.policy = Some(policy.clone());
+        }
+        config.validate()?;
+        Ok(config)
     }
 
     /// How the ranks are started: streams are threads of their own, so that prefetches run while a rank
     /// computes.
     pub(crate) fn started(&self) -> Ranks {
-        Ranks::new(self.ranks(), self.granule.get())
-            .with_asynchronous_streams()
-            .launched(self.launched)
+        self.start.ranks().with_asynchronous_streams()
     }
 
     /// Whether symmetric memory is on in a step.
@@ -251,10 +234,8 @@ pub(crate) enum Average {
     Sum,
 }
 
-fn parse_granule(text: &str) -> Result<ByteSize, String> {
-    let granule: ByteSize = text.parse().map_err(|error| format!("{error}"))?;
-    match granule.get() {
-        bytes if bytes >= 4096 && bytes.is_power_of_two() => Ok(granule),
-        _ => Err("must be a power of two of at least 4 KiB".to_owned()),
+impl AsMut<Start> for Options {
+    fn as_mut(&mut self) -> &mut Start {
+        &mut self.start
     }
 }

@@ -16,21 +16,41 @@ use crate::data::Data;
 use crate::host::Host;
 use crate::layout::Layout;
 use crate::model;
-use crate::options::{Average, Compute as Type, Options};
-use crate::outcome::Step;
+use crate::options::{Compute as Type, Options};
+use crate::outcome::{Averages, Step};
 use crate::precision::{Compute, rounded};
 
-/// Where the sum of gradients is rounded to the type that is communicated.
+/// Where gradients are rounded to the type that is communicated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rounding {
     /// Nowhere: the sum stays `f32`.
     Never,
-    /// Once, as the accumulation rules say: a native average after its division, a sum before.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "the program states a bound instead")
-    )]
-    ByRule,
+    /// As the accumulation rules have it for a sum: before it is divided.
+    Sum,
+    /// As they have it for a native average: after the division.
+    Average,
+}
+
+impl Rounding {
+    /// What gives one rank the bits of a run whose collectives did this; `None` where the backend adds in
+    /// an order of its own, or some averaged and some summed.
+    pub(crate) fn of(options: &Options, averages: Averages) -> Option<Self> {
+        let of_bf16 = match averages {
+            Averages {
+                by_optimiser: 0, ..
+            } => Some(Self::Average),
+            Averages {
+                by_collective: 0, ..
+            } => Some(Self::Sum),
+            _ => None,
+        };
+        match options.dtype {
+            _ if options.exact => Some(Self::Never),
+            _ if !options.start.backend.sums_in_rank_order() => None,
+            Type::F32 => Some(Self::Never),
+            Type::Bf16 => of_bf16,
+        }
+    }
 }
 
 /// Every step of a run like the ranks', computed on the host.
@@ -135,7 +155,7 @@ pub(crate) fn fold<T: Compute, A: Arithmetic<T> + ?Sized>(
         }
         arithmetic.update(stream)?;
         let squares = squares.unwrap_or(0.0);
-        Ok(Step::of_sums([losses, squares], options.ranks))
+        Ok(Step::of_sums([losses, squares], options.start.ranks))
     };
     (0..options.steps).map(step).collect()
 }
@@ -151,10 +171,10 @@ fn reported<T: Compute>(
 }
 
 fn averaged<T: Compute>(sum: f32, options: &Options, rounding: Rounding) -> f32 {
-    let ranks = f32::from(options.ranks);
-    match (rounding, options.average) {
-        (Rounding::Never, _) => sum / ranks,
-        (Rounding::ByRule, Average::Sum) => rounded::<T>(sum) / ranks,
-        (Rounding::ByRule, _) => rounded::<T>(sum / ranks),
+    let ranks = f32::from(options.start.ranks);
+    match rounding {
+        Rounding::Never => sum / ranks,
+        Rounding::Sum => rounded::<T>(sum) / ranks,
+        Rounding::Average => rounded::<T>(sum / ranks),
     }
 }

@@ -2,6 +2,8 @@
 
 use clap::Parser;
 use collectives_core::error::{Error, ErrorKind};
+#[cfg(target_os = "linux")]
+use collectives_examples::backend::Backend;
 
 use crate::exact;
 #[cfg(target_os = "linux")]
@@ -70,27 +72,63 @@ fn bf16_has_the_bits_of_one_rank_that_rounds_by_the_rule() {
     for way in ways() {
         for average in ["native", "sum"] {
             let options = options(&format!("{way} --ranks 3 --dtype bf16 --average {average}"));
-            let one = single::train(&options, Rounding::ByRule);
-            assert_eq!(bits(&run(&options).steps), bits(&one), "{options:?}");
+            let ranks = run(&options);
+            let rounding = Rounding::of(&options, ranks.averages).unwrap();
+            let one = single::train(&options, rounding);
+            assert_eq!(bits(&ranks.steps), bits(&one), "{options:?}");
         }
     }
 }
 
+/// The faults of a run whose ranks are compared with these steps of one rank.
+fn faults(options: &Options, ranks: &[Outcome], one: &[Step]) -> String {
+    let run = Run::new(options, 0, ranks, one).unwrap();
+    run.faults().join("; ")
+}
+
+#[test]
+fn bf16_is_compared_bit_by_bit_however_small_the_batch() {
+    for batch in [1, 2, 4] {
+        for way in ["--average native", "--average sum", "--flip 3"] {
+            let options = options(&format!(
+                "--dtype bf16 --ranks 3 --steps 60 --batch {batch} {way}"
+            ));
+            let ranks = trainer::train_all(&options).unwrap().unwrap();
+            let rounding = Rounding::of(&options, ranks[0].averages).unwrap();
+            let one = single::train(&options, rounding);
+            assert_eq!(faults(&options, &ranks, &one), "");
+            let mut other = one;
+            other[59].loss += 1e-6;
+            assert!(faults(&options, &ranks, &other).contains("losses"));
+        }
+    }
+}
+
+/// As on a backend whose sums are in an order of its own.
+#[cfg(target_os = "linux")]
 #[test]
 fn bf16_stays_within_the_bound_of_one_rank_that_does_not_round_sums() {
-    let options = options("--dtype bf16 --ranks 3 --steps 60");
-    let ranks = trainer::train_all(&options).unwrap().unwrap();
-    let faults = |steps: &[Step]| {
-        let run = Run::new(&options, 0, &ranks, steps).unwrap();
-        run.faults().join("; ")
-    };
-    assert_eq!(faults(&single::train(&options, Rounding::Never)), "");
-    let sums = |layers: &mut [Vec<f32>]| {
-        let gradients = layers.iter_mut().flatten();
-        gradients.for_each(|gradient| *gradient *= 3.0);
-    };
-    let undivided = single::train_with(&options, Rounding::Never, sums);
-    assert!(faults(&undivided).contains("the first gradient"));
+    for (batch, bounded) in [(32, true), (4, false)] {
+        let options = options(&format!(
+            "--dtype bf16 --ranks 3 --steps 60 --batch {batch}"
+        ));
+        let ranks = trainer::train_all(&options).unwrap().unwrap();
+        let mut elsewhere = options.clone();
+        elsewhere.start.backend = Backend::Nccl;
+        let faults = |steps: &[Step]| faults(&elsewhere, &ranks, steps);
+        let mut one = single::train(&options, Rounding::Never);
+        assert_eq!(faults(&one), "");
+        let sums = |layers: &mut [Vec<f32>]| {
+            let gradients = layers.iter_mut().flatten();
+            gradients.for_each(|gradient| *gradient *= 3.0);
+        };
+        let undivided = single::train_with(&options, Rounding::Never, sums);
+        assert!(faults(&undivided).contains("the first gradient"));
+        one[59].loss += 0.4;
+        assert_eq!(faults(&one).contains("losses"), bounded, "batch {batch}");
+        one[59].loss = f64::NAN;
+        assert!(faults(&one).contains("losses"), "batch {batch}");
+    }
 }
 
 /// So that the comparison with one rank proves something.
@@ -100,7 +138,7 @@ fn a_lost_average_or_a_shard_off_by_one_element_changes_losses() {
         let options = options(&format!("--ranks 3 --steps 6 --dtype {dtype}"));
         let ranks = run(&options).steps;
         let meddled = |meddle: fn(&mut [Vec<f32>])| {
-            let one = single::train_with(&options, Rounding::ByRule, meddle);
+            let one = single::train_with(&options, Rounding::Average, meddle);
             // Gradients change in the first step, losses after it.
             assert_eq!(ranks[0].loss.to_bits(), one[0].loss.to_bits());
             let pairs = ranks.iter().zip(&one);
@@ -206,8 +244,7 @@ fn exact_runs_notice_a_gradient_that_is_off_by_one() {
         let ranks = trainer::train_all(&options).unwrap().unwrap();
         let faults = |meddle: &(dyn Fn(&mut [Vec<f32>]) + Sync)| {
             let one = single::train_with(&options, Rounding::Never, meddle);
-            let run = Run::new(&options, 0, &ranks, &one).unwrap();
-            run.faults().join("; ")
+            faults(&options, &ranks, &one)
         };
         assert_eq!(faults(&|_| ()), "");
         // A shard that begins an element too late, and one sum that one rank is missing from.
@@ -243,4 +280,25 @@ fn a_gpu_computes_where_the_tensors_are_on_one_unless_the_host_is_asked_to() {
     assert_eq!(place("--backend nccl --arithmetic host"), Ok(Place::Host));
     assert!(place("--backend nccl --arithmetic host --capture").is_err());
     assert_eq!(place("--backend host-processes"), Ok(Place::Host));
+}
+
+#[test]
+fn scratch_is_configured_by_a_file_and_by_options() {
+    let file = std::env::temp_dir().join(format!("sharded-{}.toml", std::process::id()));
+    std::fs::write(&file, "[scratch]\npolicy = \"exact\"\ncap = \"1KiB\"\n").unwrap();
+    let from_file = format!("--config {}", file.display());
+    let config = |arguments: &str| options(arguments).scratch_config().unwrap();
+    assert_eq!(config(&from_file).policy_name(), "exact");
+    assert_eq!(
+        config(&format!("{from_file} --policy arena")).policy_name(),
+        "arena"
+    );
+    assert!(options("--policy none-such").check().is_err());
+    // What the cap refuses takes the ordinary path.
+    let staged = "--ranks 3 --steps 2 --tensors ordinary --layers 0 --hidden 1024";
+    let outcome = run(&options(&format!("{staged} {from_file}")));
+    let fell_back = outcome.all_gather.fallback;
+    std::fs::remove_file(&file).unwrap();
+    assert!(fell_back > 0, "{outcome:?}");
+    assert_eq!(run(&options(staged)).all_gather.fallback, 0);
 }

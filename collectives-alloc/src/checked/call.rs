@@ -33,9 +33,6 @@ pub(super) struct Mine<'a> {
     pub(super) refusal: Option<Error>,
 }
 
-/// Names of the kinds, by the code that is exchanged.
-pub(super) const KINDS: [&str; 3] = ["enqueue", "register", "retire"];
-
 /// The place of an operand, as two words: which window, and where in it.
 pub(super) const WORDS_PER_OPERAND: usize = 2;
 /// The operand has no bytes, so its place does not matter.
@@ -60,31 +57,32 @@ impl<'a> Mine<'a> {
         }
     }
 
-    fn code(&self) -> usize {
-        match self.kind {
-            Kind::Enqueue { .. } => 0,
-            Kind::Register { .. } => 1,
-            Kind::Retire { .. } => 2,
-        }
-    }
-
     pub(super) fn name(&self) -> &'static str {
-        KINDS[self.code()]
+        match self.kind {
+            Kind::Enqueue { .. } => "enqueue",
+            Kind::Register { .. } => "register",
+            Kind::Retire { .. } => "retire",
+        }
     }
 
     /// What is exchanged. The first field says which call it is, so that no two calls are taken
     /// for each other.
     pub(super) fn record(&self) -> Record {
         let record = Record::new()
-            .field(Field::Order, self.code() as u64)
+            .named(Field::Order, self.name())
             .fact(self.refusal.is_some().into());
         match self.kind {
             Kind::Register { bytes } => record.field(Field::Bytes, bytes as u64),
             Kind::Retire { window } => record.field(Field::Window, window.0),
             Kind::Enqueue { ops, captures } => {
+                let capture = if captures {
+                    "capturing"
+                } else {
+                    "not capturing"
+                };
                 let record = record
                     .field(Field::GroupLength, ops.len() as u64)
-                    .field(Field::Capture, captures.into());
+                    .named(Field::Capture, capture);
                 ops.iter().fold(record, |record, op| {
                     let record = arguments(record, op);
                     self.local(op).into_iter().fold(record, Record::fact)
@@ -131,11 +129,13 @@ enum Side {
 /// The arguments that every rank passes alike. Their number follows from the operation, which comes
 /// first.
 fn arguments(record: Record, op: &Collective<'_>) -> Record {
-    let mut record = record
-        .field(Field::Operation, op.kind() as u64)
-        .field(Field::DType, op.dtype as u64);
+    let mut record = record.named(Field::Operation, op.kind().name());
+    if op.kind() == OpKind::Barrier {
+        return record;
+    }
+    record = record.named(Field::DType, op.dtype.name());
     if let Some(reduction) = op.reduction() {
-        record = record.field(Field::Reduction, reduction.code().into());
+        record = record.named(Field::Reduction, reduction.name());
     }
     if let Some(root) = op.root() {
         record = record.field(Field::Root, root.0.into());

@@ -2,16 +2,15 @@
 
 use collectives_core::agreement::{Record, mismatch, odd_one_out};
 use collectives_core::collective::OpKind;
-use collectives_core::dtype::DType;
 use collectives_core::error::{Error, ErrorKind, Field, Result};
 
-use super::call::{FIRST_WINDOW, KINDS, Kind, Mine, NOWHERE, ORDINARY, WORDS_PER_OPERAND};
+use super::call::{FIRST_WINDOW, Kind, Mine, NOWHERE, ORDINARY, WORDS_PER_OPERAND};
 
 impl Mine<'_> {
     /// Whether all ranks make the same call. A pure function of the records, except for the
     /// [`Misuse`](collectives_core::error::Misuse) of a call that all ranks know to be wrong.
     pub(super) fn verdict(&self, records: &[Record]) -> Result<()> {
-        Record::check_equal(records).map_err(|error| self.in_words(error))?;
+        Record::check_equal(records).map_err(in_words)?;
         // Equal fields make records equally long.
         let lengths: Vec<_> = records.iter().map(|record| record.facts().len()).collect();
         if let Some((odd, usual)) = odd_one_out(&lengths) {
@@ -54,61 +53,22 @@ impl Mine<'_> {
             None => error,
         })
     }
-
-    /// A mismatch with names in place of codes.
-    fn in_words(&self, error: Error) -> Error {
-        let ErrorKind::Mismatch {
-            rank,
-            field,
-            theirs,
-            ours,
-        } = error.kind()
-        else {
-            return error;
-        };
-        let words = |value: &String| {
-            let code = value.parse().ok();
-            code.and_then(|code| name(*field, code))
-                .unwrap_or_else(|| value.clone())
-        };
-        mismatch(rank.index(), *field, words(theirs), words(ours))
-    }
 }
 
-/// The name behind a code, where there is one.
-fn name(field: Field, code: u64) -> Option<String> {
-    let index = usize::try_from(code).ok()?;
-    let name = match field {
-        Field::Order => KINDS.get(index)?,
-        Field::Operation => OPERATIONS.iter().find(|op| **op as usize == index)?.name(),
-        Field::DType => DType::ALL
-            .iter()
-            .find(|dtype| **dtype as usize == index)?
-            .name(),
-        Field::Reduction => REDUCTIONS.get(index)?,
-        Field::Capture => ["not capturing", "capturing"].get(index)?,
-        Field::Counts => return Some(format!("counts with digest {code:016x}")),
-        _ => return None,
+/// A mismatch of counts vectors, of which digests were compared.
+fn in_words(error: Error) -> Error {
+    let ErrorKind::Mismatch {
+        rank,
+        field: Field::Counts,
+        theirs,
+        ours,
+    } = error.kind()
+    else {
+        return error;
     };
-    Some(name.to_owned())
+    let words = |digest: &String| format!("counts with digest {digest}");
+    mismatch(rank.index(), Field::Counts, words(theirs), words(ours))
 }
-
-const OPERATIONS: [OpKind; 11] = [
-    OpKind::AllReduce,
-    OpKind::ReduceScatter,
-    OpKind::AllGather,
-    OpKind::Broadcast,
-    OpKind::Reduce,
-    OpKind::AllToAll,
-    OpKind::Gather,
-    OpKind::Scatter,
-    OpKind::Send,
-    OpKind::Recv,
-    OpKind::Barrier,
-];
-
-/// Names of reductions by [`ReduceOp::code`](collectives_core::reduce::ReduceOp::code).
-const REDUCTIONS: [&str; 6] = ["sum", "product", "min", "max", "average", "premulsum"];
 
 fn word(record: &Record, at: usize) -> u64 {
     record.facts().get(at).copied().unwrap_or(NOWHERE)

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use collectives_core::communicator::Communicator;
 use collectives_core::error::{Error, ErrorKind, Result, Unsupported};
+use collectives_core::layered::symmetric_of;
+use collectives_core::outcome;
 
 use crate::budget::Charge;
 use crate::pool::arena::Base;
-use crate::pool::round::{Step, Subject, first_raised};
+use crate::pool::round::{Step, Subject};
 use crate::pool::slot::{Parts, Slot};
 use crate::pool::{Growing, How, Pool};
 
@@ -39,36 +41,12 @@ impl Pool {
     ) -> Result<Parts> {
         let bytes = growing.capacity;
         let mine = self.allocate_here(comm, bytes, base);
-        let missing = match &mine {
-            Ok(_) => 0,
-            Err(error) => match error.kind() {
-                ErrorKind::OutOfMemory { bytes, .. } => *bytes,
-                _ => bytes,
-            },
-        };
-        let facts = [mine.is_err().into(), missing as u64];
         let subject = Subject {
             capacity: bytes,
             ..Subject::default()
         };
-        let records = self.round(comm, Step::Outcome, subject, &facts)?;
-        let Some(rank) = first_raised(&records) else {
-            return mine;
-        };
-        let theirs = records[rank.index()].facts().get(1).copied();
-        let bytes = theirs.and_then(|bytes| usize::try_from(bytes).ok());
-        let failed = Error::new(ErrorKind::OutOfMemory {
-            rank,
-            bytes: bytes.unwrap_or(growing.capacity),
-        });
-        match mine {
-            Ok(parts) => {
-                drop(parts);
-                comm.device().collect();
-                Err(failed)
-            }
-            Err(error) => Err(failed.caused_by(error)),
-        }
+        let records = self.round(comm, Step::Outcome, subject, &outcome::facts(&mine))?;
+        outcome::settle(mine, &records).inspect_err(|_| comm.device().collect())
     }
 
     /// Everything about a slot that may fail on this rank alone.
@@ -91,7 +69,7 @@ impl Pool {
             Some(base) => base.fence.clone(),
             None => comm.device().create_fence()?,
         };
-        let symmetric = comm.symmetric().ok_or_else(|| out_of_memory(bytes))?;
+        let symmetric = symmetric_of(comm)?;
         let memory = symmetric.allocate(bytes, base.map(|base| base.window))?;
         if memory.bytes() < bytes {
             return Err(out_of_memory(bytes));

@@ -1,7 +1,8 @@
 //! Growing before anything is served.
 
-use collectives_core::communicator::Communicator;
+use collectives_core::communicator::{CommInfo, Communicator};
 use collectives_core::error::{Misuse, Result};
+use collectives_core::outcome;
 use collectives_core::scratch::{Plan, Request, ScratchAllocator};
 
 use crate::digest::Digest;
@@ -17,12 +18,8 @@ impl Pool {
         requests: &[Request],
     ) -> Result<Plan> {
         let home = self.admit(comm.info())?;
-        if self.sealed {
-            return Err(Misuse::Sealed.into());
-        }
-        if let Some(refusal) = self.simulate(comm.info(), requests)?.refusal {
-            return Err(refusal);
-        }
+        // What is wrong on this rank alone must not keep it from the round.
+        let may = self.may_reserve(comm.info(), requests);
         let bytes = match requests {
             [request] => request.bytes as u64,
             many => many
@@ -35,7 +32,8 @@ impl Pool {
             bytes,
             ..Subject::default()
         };
-        self.round(comm, Step::Reserve, subject, &[])?;
+        let records = self.round(comm, Step::Reserve, subject, &outcome::facts(&may))?;
+        outcome::settle(may, &records)?;
         let mut registrations = 0;
         for request in requests {
             let verdict = self.decide(SHARED, &home.ask(request.bytes))?;
@@ -58,5 +56,12 @@ impl Pool {
             registrations,
             ..plan
         })
+    }
+
+    fn may_reserve(&self, info: &CommInfo, requests: &[Request]) -> Result<()> {
+        if self.sealed {
+            return Err(Misuse::Sealed.into());
+        }
+        self.simulate(info, requests)?.refusal.map_or(Ok(()), Err)
     }
 }

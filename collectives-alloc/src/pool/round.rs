@@ -13,23 +13,40 @@ use crate::pool::Pool;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// A miss of `acquire`: what is asked for, and which slots are still held.
-    Miss = 1,
+    Miss,
     /// The beginning of `reserve`.
-    Reserve = 2,
+    Reserve,
     /// A miss of `reserve`.
-    ReserveMiss = 3,
+    ReserveMiss,
     /// The bitmap of `trim`.
-    Trim = 4,
+    Trim,
     /// The bitmap of `close`.
-    Close = 5,
+    Close,
     /// The last uses of what is freed have finished here.
-    Settled = 6,
+    Settled,
     /// The outcome of an allocation.
-    Outcome = 7,
+    Outcome,
     /// How many addresses windows may take.
-    Addresses = 8,
+    Addresses,
     /// The bitmap of a rank that is out of memory.
-    Pressure = 9,
+    Pressure,
+}
+
+impl Step {
+    /// What ranks that do something else are told.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Miss => "a miss of acquire",
+            Self::Reserve => "reserve",
+            Self::ReserveMiss => "a miss of reserve",
+            Self::Trim => "trim",
+            Self::Close => "close",
+            Self::Settled => "freeing slots",
+            Self::Outcome => "allocating a slot",
+            Self::Addresses => "counting addresses",
+            Self::Pressure => "giving up idle slots",
+        }
+    }
 }
 
 /// The numbers that must be equal on all ranks, apart from configuration and slots.
@@ -59,7 +76,7 @@ impl Pool {
     ) -> Result<Vec<Record>> {
         let mut record = Record::new()
             .field(Field::Configuration, self.configuration())
-            .field(Field::Operation, step as u64)
+            .named(Field::Operation, step.name())
             .field(Field::Order, self.rounds)
             .field(Field::Slots, self.table.digest())
             .field(Field::Domain, subject.domain)

@@ -1,6 +1,8 @@
 //! The slots of a pool as a replay models them: sizes, leases and claims.
 
 use super::Replay;
+use super::domain::{Domain, Key, Slot};
+use super::kept::Kept;
 use crate::options::DomainMode;
 use crate::policy::{Ask, Decision, SlotView};
 
@@ -14,8 +16,16 @@ pub(super) struct Place {
 /// What became of a request that was served.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Served {
-    pub(super) generation: u64,
+    pub(super) lease: Lease,
     pub(super) grown: bool,
+}
+
+/// The slot of a lease that is out, and where it was when the lease began.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lease {
+    generation: u64,
+    domain: usize,
+    index: usize,
 }
 
 /// Why a request was not served.
@@ -25,23 +35,6 @@ pub(super) enum Refused {
     ByRule,
     /// Limit, seal or capture: as configured.
     Miss,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Key {
-    Shared,
-    Stream(u32),
-    Graph(u32),
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Slot {
-    pub(super) generation: u64,
-    pub(super) capacity: usize,
-    pub(super) leased: bool,
-    pub(super) claimed: bool,
-    /// The first generation of its arena.
-    pub(super) arena: Option<u64>,
 }
 
 /// A new slot, and what it does to those there are.
@@ -57,8 +50,9 @@ pub(super) enum New {
 pub(super) struct Model<'a> {
     pub(super) replay: &'a Replay<'a>,
     /// The first one is shared, and holds what was reserved.
-    pub(super) domains: Vec<(Key, Vec<Slot>)>,
+    pub(super) domains: Vec<Domain>,
     pub(super) retired: Vec<Slot>,
+    pub(super) kept: Kept,
     pub(super) made: u64,
     pub(super) freed: u64,
 }
@@ -69,8 +63,9 @@ impl<'a> Model<'a> {
     pub(super) fn new(replay: &'a Replay<'a>) -> Self {
         Self {
             replay,
-            domains: vec![(Key::Shared, Vec::new())],
+            domains: vec![Domain::new(Key::Shared)],
             retired: Vec::new(),
+            kept: Kept::new(replay.granule, replay.overhead),
             made: 0,
             freed: 0,
         }
@@ -91,18 +86,18 @@ impl<'a> Model<'a> {
                 _ => return Err(Refused::Miss),
             },
         };
-        let slot = &mut self.domains[domain].1[index];
-        slot.leased = true;
-        slot.claimed |= place.capture.is_some();
-        Ok(Served {
-            generation: slot.generation,
-            grown,
-        })
+        let generation = self.domains[domain].lease(index, place.capture.is_some());
+        let lease = Lease {
+            generation,
+            domain,
+            index,
+        };
+        Ok(Served { lease, grown })
     }
 
     /// Makes a request a hit; whether that took a new slot.
     pub(super) fn reserve(&mut self, bytes: usize) -> Result<bool, Refused> {
-        let decision = self.judge(&views(&self.domains[SHARED].1), bytes)?;
+        let decision = self.judge(self.domains[SHARED].views(), bytes)?;
         match New::of(decision) {
             Some(new) => self.grow(SHARED, new).map(|_| true),
             None => Ok(false),
@@ -111,7 +106,7 @@ impl<'a> Model<'a> {
 
     /// Whether cap and policy serve all of these, one after another.
     pub(super) fn would_serve(&self, requests: &[usize]) -> bool {
-        let mut views = views(&self.domains[SHARED].1);
+        let mut views = self.domains[SHARED].views().to_vec();
         requests
             .iter()
             .all(|&bytes| match self.judge(&views, bytes) {
@@ -134,10 +129,22 @@ impl<'a> Model<'a> {
     }
 
     /// Ends a lease.
-    pub(super) fn release(&mut self, generation: u64) {
-        let live = self.domains.iter_mut().flat_map(|(_, slots)| slots);
-        let mut all = live.chain(&mut self.retired);
-        if let Some(slot) = all.find(|slot| slot.generation == generation) {
+    pub(super) fn release(&mut self, lease: Lease) {
+        let Lease {
+            generation,
+            domain,
+            index,
+        } = lease;
+        let there = self.domains.get_mut(domain);
+        if there.is_some_and(|there| there.release(generation, index)) {
+            return;
+        }
+        let mut others = self.domains.iter_mut();
+        if others.any(|domain| domain.release(generation, index)) {
+            return;
+        }
+        let mut retired = self.retired.iter_mut();
+        if let Some(slot) = retired.find(|slot| slot.generation == generation) {
             slot.leased = false;
         }
     }
@@ -145,8 +152,9 @@ impl<'a> Model<'a> {
     /// Leaves everything to whoever still holds it.
     pub(super) fn give_up(&mut self) {
         self.domains.truncate(1);
-        self.domains[SHARED].1.clear();
+        self.domains[SHARED].take();
         self.retired.clear();
+        self.kept.clear();
     }
 
     /// Slots retired since this was last asked.
@@ -160,24 +168,22 @@ impl<'a> Model<'a> {
             (DomainMode::Stream, _) => Key::Stream(place.stream),
             (DomainMode::Graph, Some(capture)) => Key::Graph(capture),
         };
-        let known = self.domains.iter().position(|(known, _)| *known == key);
+        let known = self.domains.iter().position(|known| known.key == key);
         known.unwrap_or_else(|| {
-            self.domains.push((key, Vec::new()));
+            self.domains.push(Domain::new(key));
             self.domains.len() - 1
         })
     }
 
     /// The decision, after taking a reserved slot over where that serves.
     fn decide(&mut self, domain: usize, bytes: usize) -> Result<Decision, Refused> {
-        let decision = self.judge(&views(&self.domains[domain].1), bytes)?;
+        let decision = self.judge(self.domains[domain].views(), bytes)?;
         if domain != SHARED
             && New::of(decision).is_some()
-            && let Ok(Decision::Hit(reserved)) = self.judge(&views(&self.domains[SHARED].1), bytes)
+            && let Ok(Decision::Hit(reserved)) = self.judge(self.domains[SHARED].views(), bytes)
         {
-            let slot = self.domains[SHARED].1.remove(reserved);
-            let slots = &mut self.domains[domain].1;
-            slots.push(slot);
-            return Ok(Decision::Hit(slots.len() - 1));
+            let slot = self.domains[SHARED].remove(reserved);
+            return Ok(Decision::Hit(self.domains[domain].push(slot)));
         }
         Ok(decision)
     }
@@ -227,18 +233,4 @@ impl New {
             }
         }
     }
-}
-
-impl Slot {
-    pub(super) const fn is_held(&self) -> bool {
-        self.leased || self.claimed
-    }
-}
-
-fn views(slots: &[Slot]) -> Vec<SlotView> {
-    let view = |slot: &Slot| SlotView {
-        capacity: slot.capacity,
-        leased: slot.leased,
-    };
-    slots.iter().map(view).collect()
 }

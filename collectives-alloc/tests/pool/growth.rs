@@ -76,7 +76,7 @@ fn zero_bytes_are_refused_and_change_nothing() {
             Misuse::ZeroBytes.into()
         );
         assert!(pool.plan(comm.info(), &[Request::new(0)]).is_err());
-        assert_eq!(comm.mock.calls(), []);
+        assert_eq!(comm.mock.calls(), [Call::Agree], "of `reserve`");
     });
 }
 
@@ -195,7 +195,7 @@ fn nothing_is_registered_after_the_seal() {
         assert_eq!(missed, expected);
         let again = pool.reserve(comm, &[Request::new(3 * MIB)]);
         assert_eq!(kind(again), Misuse::Sealed.into());
-        assert_eq!(comm.mock.calls(), []);
+        assert_eq!(comm.mock.calls(), [Call::Agree], "of `reserve`");
         touch(&mut pool, comm, MIB, &stream);
         assert_eq!((pool.stats().registrations, pool.stats().refusals), (1, 1));
         balanced(&pool);

@@ -3,7 +3,7 @@
 //! Ranks are threads that really rendezvous; memory is an address and a length.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -54,6 +54,8 @@ pub(crate) struct Mock {
     pub(crate) free_bytes: Arc<AtomicUsize>,
     /// Whether recording a fence fails.
     pub(crate) broken: Mutex<bool>,
+    /// Whether making a fence fails.
+    pub(crate) fenceless: AtomicBool,
 }
 
 /// What a destructor queued.
@@ -126,6 +128,7 @@ impl Mock {
             dying: Arc::default(),
             free_bytes: Arc::new(AtomicUsize::new(usize::MAX)),
             broken: Mutex::new(false),
+            fenceless: AtomicBool::new(false),
         }
     }
 
@@ -207,6 +210,9 @@ unsafe impl Device for Mock {
         Ok(())
     }
     fn create_fence(&self) -> Result<Fence> {
+        if self.fenceless.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::System("no events".to_owned())));
+        }
         Ok(Fence::new(Arc::new(NoFence)))
     }
     fn wait(&self, _: &Fence, stream: &StreamRef) -> Result<()> {
@@ -399,7 +405,8 @@ impl Communicator for MockComm {
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
         self.mock.note(Call::Agree);
         let mut all = self.meet(&mine.encode(), deadline)?;
-        if let Some(after_first) = mine.facts().len().checked_sub(1)
+        if self.mishears > 0
+            && let Some(after_first) = mine.facts().len().checked_sub(1)
             && after_first > 0
         {
             for record in &mut all {

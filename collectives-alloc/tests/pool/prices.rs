@@ -8,7 +8,7 @@ use collectives_core::error::{ErrorKind, Refusal};
 use collectives_core::scratch::{Request, ScratchAllocator};
 use rstest::rstest;
 
-use crate::mock::{alone, world};
+use crate::mock::{Call, alone, world};
 use crate::{MIB, acquire, geometric, kind, pool, replace, touch};
 
 /// Who has the slot that a plan would replace.
@@ -129,6 +129,6 @@ fn a_plan_counts_what_would_be_refused_and_reserve_refuses_it_before_it_spends()
                 why
             }
         );
-        assert_eq!(comm.mock.calls(), []);
+        assert_eq!(comm.mock.calls(), [Call::Agree]);
     });
 }

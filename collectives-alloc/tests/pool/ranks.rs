@@ -1,14 +1,17 @@
 //! Ranks that agree, and ranks that do not.
 
+use std::error::Error as _;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use collectives_alloc::exact::Exact;
 use collectives_alloc::geometric::Geometric;
+use collectives_alloc::options::Seal;
 use collectives_alloc::policy::Policy;
 use collectives_alloc::replace::Replace;
 use collectives_core::agreement::Record;
 use collectives_core::communicator::Communicator as _;
-use collectives_core::error::{ErrorKind, Field};
+use collectives_core::error::{ErrorKind, Field, Misuse};
 use collectives_core::rank::Rank;
 use collectives_core::scratch::{Request, ScratchAllocator};
 use proptest::prelude::*;
@@ -107,6 +110,11 @@ fn ranks_that_meet_for_different_reasons_are_told_so() {
             ..
         }
     ));
+    let text = kinds[0].to_string();
+    assert!(
+        text.contains("it has reserve, the others have trim"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -313,4 +321,63 @@ proptest! {
         });
         prop_assert!(seen.iter().all(|rank| *rank == seen[0]), "{seen:?}");
     }
+}
+
+#[test]
+fn a_step_that_fails_for_another_reason_than_memory_is_no_want_of_memory() {
+    let kinds = world(3, |comm| {
+        let (mut pool, stream) = (pool(Exact::new(), |_| {}), comm.stream());
+        touch(&mut pool, comm, MIB, &stream);
+        let on = comm.rank() == 1;
+        comm.mock.fenceless.store(on, Ordering::Relaxed);
+        let error = acquire(&mut pool, comm, 2 * MIB, &stream).unwrap_err();
+        assert!(!error.poisons(), "nothing moved: {error}");
+        assert_eq!(error.source().is_some(), on, "its own error, on that rank");
+        assert_eq!(pool.fallback_reason(&error), None, "a failure is final");
+        assert_eq!(pool.stats().slots.len(), 1, "what is idle is not given up");
+        comm.mock.fenceless.store(false, Ordering::Relaxed);
+        touch(&mut pool, comm, 2 * MIB, &stream);
+        error.kind().clone()
+    });
+    let expected = ErrorKind::PeerFailed {
+        rank: Rank(1),
+        cause: "no events".to_owned(),
+    };
+    assert_eq!(kinds, [(); 3].map(|()| expected.clone()));
+}
+
+#[rstest]
+#[case::more_than_the_cap(9 * MIB)]
+#[case::nothing(0)]
+fn a_reservation_that_one_rank_gets_wrong_is_the_same_error_everywhere(#[case] odd: usize) {
+    let kinds = world(3, |comm| {
+        let mut pool = pool(Exact::new(), |options| options.cap = Some(8 * MIB));
+        let bytes = if comm.rank() == 1 { odd } else { MIB };
+        let failed = kind(pool.reserve(comm, &[Request::new(bytes)]));
+        let _ = pool.reserve(comm, &[Request::new(MIB)]).unwrap();
+        failed
+    });
+    let expected = ErrorKind::Mismatch {
+        rank: Rank(1),
+        field: Field::Bytes,
+        theirs: odd.to_string(),
+        ours: MIB.to_string(),
+    };
+    assert_eq!(kinds, [(); 3].map(|()| expected.clone()));
+}
+
+#[test]
+fn a_rank_that_alone_has_sealed_is_named() {
+    let kinds = world(3, |comm| {
+        let mut pool = pool(Exact::new(), |options| options.seal = Seal::Explicit);
+        if comm.rank() == 1 {
+            pool.seal();
+        }
+        kind(pool.reserve(comm, &[Request::new(MIB)]))
+    });
+    let expected = ErrorKind::PeerFailed {
+        rank: Rank(1),
+        cause: Misuse::Sealed.to_string(),
+    };
+    assert_eq!(kinds, [(); 3].map(|()| expected.clone()));
 }

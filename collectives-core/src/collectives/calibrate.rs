@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::calibration::{Calibration, Sample};
 use super::rows::Rows;
-use super::{Collectives, outcome};
+use super::Collectives;
 use crate::agreement::Record;
 use crate::buffer::Buffer;
 use crate::collective::{Collective, Counts, Op};
@@ -14,14 +14,12 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{CaptureFault, Error, ErrorKind, Field, Result};
 use crate::graph::{Capture, Executable};
+use crate::outcome;
 use crate::path::{Fallback, Path, Staging};
 use crate::reduce::ReduceOp;
 use crate::scratch::ScratchAllocator;
 use crate::stream::Stream;
 use crate::tensor::Tensor;
-
-/// Tells the agreement rounds of calibration from others.
-const CALIBRATE_ROUND: u64 = 0xca11;
 
 /// How often both ways of one size take turns; the median counts.
 const ROUNDS: usize = 21;
@@ -117,12 +115,12 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             digest.rotate_left(7).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ size as u64
         });
         let mine = Record::new()
-            .field(Field::Operation, CALIBRATE_ROUND)
-            .field(Field::Configuration, sizes_digest)
-            .fact(u64::from(made.is_ok()));
+            .named(Field::Operation, "calibrate")
+            .field(Field::Configuration, sizes_digest);
+        let mine = outcome::facts(&made).into_iter().fold(mine, Record::fact);
         let records = self.comm.agree(&mine, self.deadline)?;
         Record::check_equal(&records)?;
-        outcome::on_all_ranks(&records, bytes, made)
+        outcome::settle(made, &records)
     }
 
     /// The operation on operands whose larger one is about `bytes` long, if a symmetric kernel serves it.
@@ -256,7 +254,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// Samples with the times of the slowest rank, the same on all ranks.
     fn slowest(&mut self, mut samples: Vec<Sample>) -> Result<Vec<Sample>> {
         let mine = Record::new()
-            .field(Field::Operation, CALIBRATE_ROUND)
+            .named(Field::Operation, "calibrate")
             .field(Field::Count, samples.len() as u64);
         let times = samples
             .iter()

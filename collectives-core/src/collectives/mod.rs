@@ -13,7 +13,6 @@ mod calibration;
 mod group;
 mod host;
 mod ops;
-mod outcome;
 mod pieces;
 mod route;
 mod rows;
@@ -285,7 +284,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// As [`ScratchAllocator::trim`].
     pub fn trim(&mut self) -> Result<Trimmed> {
         let scratch = self.scratch.trim(&mut self.comm)?;
-        let buffers = self.retire_buffers()?;
+        let buffers = self.retire_buffers("trim")?;
         Ok(Trimmed {
             slots: scratch.slots,
             mapped_bytes: scratch.mapped_bytes + buffers.mapped_bytes,
@@ -321,7 +320,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         let stream = self.host_stream.take();
         let settled = stream.map_or(Ok(()), |stream| self.device.synchronize(&stream));
         let scratch = self.scratch.close(&mut self.comm);
-        let buffers = self.retire_buffers();
+        let buffers = self.retire_buffers("close");
         let comm = self.comm.shutdown();
         settled?;
         let (scratch, _, comm) = (scratch?, buffers?, comm?);

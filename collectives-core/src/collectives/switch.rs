@@ -7,9 +7,6 @@ use crate::error::{Error, Field, Misuse, Result};
 use crate::path::{Averaging, Fallback, Staging};
 use crate::scratch::ScratchAllocator;
 
-/// Tells the agreement rounds of switches from others.
-const SWITCH_ROUND: u64 = 0x5017;
-
 /// How the calls of one handle go; each group of ranks has its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Switch {
@@ -55,7 +52,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
 
     fn agree_on(&mut self, to: Switch) -> Result<()> {
         let codes = to.codes();
-        let mine = Record::new().field(Field::Operation, SWITCH_ROUND);
+        let mine = Record::new().named(Field::Operation, "switch");
         let mine = codes.into_iter().fold(mine, Record::fact);
         let records = self.comm.agree(&mine, self.deadline)?;
         Record::check_equal(&records)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Collectives, outcome};
+use super::Collectives;
 use crate::addr::{WindowId, WindowSlice};
 use crate::agreement::Record;
 use crate::buffer::Buffer;
@@ -11,10 +11,8 @@ use crate::dtype::Element;
 use crate::error::{Field, Misuse, Result};
 use crate::layered::symmetric_of;
 use crate::memory::Memory;
+use crate::outcome;
 use crate::scratch::{ScratchAllocator, Trimmed};
-
-/// Tells the agreement rounds of buffers from those of scratch.
-const BUFFER_ROUND: u64 = 0xb0ff;
 
 impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// A buffer in a window of its own, with unspecified contents; collective.
@@ -26,31 +24,34 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     ///
     /// # Errors
     ///
-    /// [`OutOfMemory`](crate::error::ErrorKind::OutOfMemory) on every rank if one rank is out of memory,
-    /// [`Mismatch`](crate::error::ErrorKind::Mismatch) for different counts,
-    /// [`Unsupported`](crate::error::ErrorKind::Unsupported) without symmetric memory.
+    /// The same on every rank: [`Mismatch`](crate::error::ErrorKind::Mismatch) for different counts or
+    /// element types,
+    /// [`OutOfMemory`](crate::error::ErrorKind::OutOfMemory) if one rank is out of memory,
+    /// [`Unsupported`](crate::error::ErrorKind::Unsupported) without symmetric memory,
+    /// [`PeerFailed`](crate::error::ErrorKind::PeerFailed) if one rank cannot allocate for another reason;
+    /// [`Misuse`] if all ask for nothing, or for more than an address can express.
     pub fn symmetric_buffer<T: Element>(&mut self, count: usize) -> Result<Buffer<T>> {
         self.register_buffer::<T>(count)
             .map_err(|error| self.with_context(error, "symmetric_buffer"))
     }
 
     fn register_buffer<T: Element>(&mut self, count: usize) -> Result<Buffer<T>> {
-        let bytes = T::DTYPE.bytes(count)?;
-        // A rank that asks for nothing takes part in the round, so that the others need not wait.
-        let allocated = match bytes {
-            0 => Err(Misuse::ZeroBytes.into()),
-            _ => self.allocate_buffer(bytes),
+        // Whatever is wrong on this rank, it takes part in the round, so that no other waits.
+        let allocated = match T::DTYPE.bytes(count) {
+            Ok(0) => Err(Misuse::ZeroBytes.into()),
+            Ok(bytes) => self.allocate_buffer(bytes),
+            Err(error) => Err(error),
         };
-        let outcome = Record::new()
-            .field(Field::Operation, BUFFER_ROUND)
-            .field(Field::Bytes, bytes as u64)
-            .fact(u64::from(allocated.is_ok()));
-        let records = self.comm.agree(&outcome, self.deadline)?;
+        let mine = Record::new()
+            .named(Field::Operation, "symmetric_buffer")
+            .named(Field::DType, T::DTYPE.name())
+            .field(Field::Count, count as u64);
+        let mine = outcome::facts(&allocated)
+            .into_iter()
+            .fold(mine, Record::fact);
+        let records = self.comm.agree(&mine, self.deadline)?;
         Record::check_equal(&records)?;
-        if bytes == 0 {
-            return Err(Misuse::ZeroBytes.into());
-        }
-        let memory = outcome::on_all_ranks(&records, bytes, allocated)?;
+        let memory = outcome::settle(allocated, &records)?;
         let window = symmetric_of(&mut self.comm)?.register(&memory)?;
         self.buffers.push((memory.clone(), window));
         let slice = WindowSlice {
@@ -67,13 +68,13 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     }
 
     /// Retires the windows of buffers that nobody owns on any rank, in the order of registration.
-    pub(super) fn retire_buffers(&mut self) -> Result<Trimmed> {
+    pub(super) fn retire_buffers(&mut self, call: &'static str) -> Result<Trimmed> {
         let mut trimmed = Trimmed::default();
         if self.buffers.is_empty() {
             return Ok(trimmed);
         }
         let mut mine = Record::new()
-            .field(Field::Operation, BUFFER_ROUND)
+            .named(Field::Operation, call)
             .field(Field::Slots, self.buffers.len() as u64);
         for (memory, _) in &mut self.buffers {
             mine = mine.fact(u64::from(!memory.is_sole_owner()));
@@ -103,7 +104,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         let free: Vec<_> = free.into_iter().map(|(_, buffer)| buffer).collect();
         let settled = free.iter().try_for_each(|(memory, _)| self.settle(memory));
         // No window may go while another rank still works on it.
-        let done = Record::new().field(Field::Operation, BUFFER_ROUND);
+        let done = Record::new().named(Field::Operation, call);
         self.comm.agree(&done, self.deadline)?;
         for (_, window) in &free {
             symmetric_of(&mut self.comm)?.retire(*window)?;

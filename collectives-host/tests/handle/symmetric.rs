@@ -1,10 +1,12 @@
 //! Buffers in windows of their own.
 
 use collectives_core::buffer::Buffer;
-use collectives_core::error::{ErrorKind, Misuse, Result};
+use collectives_core::dtype::DType;
+use collectives_core::error::{Error, ErrorKind, Field, Misuse, Result};
 use collectives_core::path::Path;
 use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
+use collectives_core::scratch::Request;
 use collectives_host::model::DeviceModel;
 use collectives_host::model::StreamMode::{self, Asynchronous, Inline};
 use rstest::rstest;
@@ -119,4 +121,76 @@ fn out_of_memory_on_one_rank_is_out_of_memory_on_all(
             result.unwrap();
         }
     }
+}
+
+/// What every rank gets of a buffer that one of them asks for otherwise, and that the next is had.
+fn asked_otherwise(odd: impl Fn(&mut crate::Handle) -> Result<()> + Sync) -> Vec<ErrorKind> {
+    all(Inline, 3, |collectives, _| {
+        let asked = match collectives.rank() {
+            Rank(1) => odd(collectives),
+            _ => collectives.symmetric_buffer::<f32>(64).map(drop),
+        };
+        let error = asked.unwrap_err();
+        assert!(!error.poisons(), "{error}");
+        assert_eq!(error.operation(), Some("symmetric_buffer"));
+        collectives.symmetric_buffer::<f32>(64)?;
+        Ok(error.kind().clone())
+    })
+}
+
+#[rstest]
+#[case::more_bytes_than_addresses(usize::MAX)]
+#[case::more_bytes_than_memory(1 << 50)]
+#[case::nothing(0)]
+fn a_count_that_one_rank_gets_wrong_is_the_same_error_everywhere(#[case] count: usize) {
+    let expected = ErrorKind::Mismatch {
+        rank: Rank(1),
+        field: Field::Count,
+        theirs: count.to_string(),
+        ours: "64".to_owned(),
+    };
+    let kinds = asked_otherwise(|on| on.symmetric_buffer::<f32>(count).map(drop));
+    assert_eq!(kinds, [(); 3].map(|()| expected.clone()));
+}
+
+#[test]
+fn an_element_type_that_one_rank_gets_wrong_is_the_same_error_everywhere() {
+    let expected = ErrorKind::Mismatch {
+        rank: Rank(1),
+        field: Field::DType,
+        theirs: "u64".to_owned(),
+        ours: "f32".to_owned(),
+    };
+    // As many bytes.
+    let kinds = asked_otherwise(|on| on.symmetric_buffer::<u64>(32).map(drop));
+    assert_eq!(kinds, [(); 3].map(|()| expected.clone()));
+}
+
+#[test]
+fn ranks_in_different_calls_are_told_their_names() {
+    let kinds = asked_otherwise(|on| {
+        let reserved = on.reserve(&[Request::new(4096)]).map(drop);
+        reserved.map_err(|error| Error::new(error.kind().clone()).during("symmetric_buffer"))
+    });
+    let expected = ErrorKind::Mismatch {
+        rank: Rank(1),
+        field: Field::Operation,
+        theirs: "reserve".to_owned(),
+        ours: "symmetric_buffer f32".to_owned(),
+    };
+    assert_eq!(kinds, [(); 3].map(|()| expected.clone()));
+}
+
+#[test]
+fn a_size_that_no_rank_can_have_is_what_it_is() {
+    all(Inline, 2, |collectives, _| {
+        let count = usize::MAX;
+        let error = collectives.symmetric_buffer::<f32>(count).unwrap_err();
+        let dtype = DType::F32;
+        assert_eq!(error.misuse(), Some(&Misuse::SizeOverflow { count, dtype }));
+        let error = collectives.symmetric_buffer::<u8>(count).unwrap_err();
+        let (rank, bytes) = (Rank(0), count);
+        assert_eq!(*error.kind(), ErrorKind::OutOfMemory { rank, bytes });
+        Ok(())
+    });
 }

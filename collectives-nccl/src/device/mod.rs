@@ -186,8 +186,11 @@ impl CudaDevice {
         self.shared.collect();
         let blocks = self.shared.blocks()?;
         let _current = self.shared.context.enter_relaxed()?;
+        // More than addresses can express is more than there is.
+        let whole = bytes.checked_next_multiple_of(blocks.granule());
+        let whole = whole.ok_or_else(|| Error::new(ErrorKind::OutOfMemory { rank, bytes }))?;
         let block = blocks
-            .create(bytes, first)
+            .create(whole, first)
             .map_err(|error| out_of_memory(error, bytes, rank))?;
         let base = address(block.base());
         let length = block.bytes();

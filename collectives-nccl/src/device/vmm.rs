@@ -93,12 +93,12 @@ impl Blocks {
         self.granule
     }
 
-    /// A block of whole granules that maps `first` and then new physical memory, up to `bytes`.
+    /// A block that maps `first` and then new physical memory, up to `bytes`, which are whole granules.
     pub(crate) fn create(&self, bytes: usize, first: Option<Chunks>) -> Result<Block> {
         let driver = self.context.driver;
         let mut chunks = first.map_or_else(Vec::new, |chunks| chunks.0);
         let have: usize = chunks.iter().map(|chunk| chunk.bytes).sum();
-        let total = bytes.max(have).next_multiple_of(self.granule);
+        let total = bytes.max(have);
         if total > have {
             let chunk = Chunk::create(self.context, &self.prop, total - have)?;
             chunks.push(Arc::new(chunk));

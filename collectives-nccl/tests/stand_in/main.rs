@@ -39,6 +39,14 @@ fn main() -> std::process::ExitCode {
             "memory_that_one_rank_lacks_is_the_same_error_on_all",
             faults::out_of_memory,
         ),
+        (
+            "another_failure_of_one_rank_is_no_want_of_memory",
+            faults::other_failures,
+        ),
+        (
+            "a_buffer_that_one_rank_asks_for_otherwise_is_the_same_error_on_all",
+            faults::odd_buffers,
+        ),
     ];
     let trials = cases.iter().map(|&(name, case)| {
         Trial::test(name, move || {

@@ -17,6 +17,7 @@ use collectives_core::error::{Error, ErrorKind, Field, Misuse, Result, Unsupport
 use collectives_core::memory::Memory;
 use collectives_core::path::PathTable;
 use collectives_core::rank::{CommId, Rank};
+use collectives_core::reduce::ReduceOp;
 use collectives_core::split;
 use collectives_core::stream::StreamRef;
 use collectives_core::symmetric::SymmetricMemory;
@@ -176,11 +177,11 @@ impl ToyCommunicator {
 /// What must be equal on all ranks, and, for an all-to-all, what this rank sends to each.
 fn describe(call: &Collective<'_>, world_size: usize) -> Record {
     let root = call.root().map_or(0, |root| u64::from(root.0) + 1);
-    let reduction = call.reduction().map_or(0, |op| u64::from(op.code()) + 1);
+    let reduction = call.reduction().map_or("none", ReduceOp::name);
     let mut record = Record::new()
-        .field(Field::Operation, call.kind() as u64)
-        .field(Field::DType, call.dtype as u64)
-        .field(Field::Reduction, reduction)
+        .named(Field::Operation, call.kind().name())
+        .named(Field::DType, call.dtype.name())
+        .named(Field::Reduction, reduction)
         .field(Field::Root, root);
     match (call.op, call.counts) {
         (Op::AllToAll { .. }, counts) => {

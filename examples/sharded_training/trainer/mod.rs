@@ -7,7 +7,6 @@ mod streams;
 use std::error::Error;
 use std::sync::Arc;
 
-use collectives_alloc::config::ScratchConfig;
 use collectives_core::collectives::Collectives;
 use collectives_core::device::Device;
 #[cfg(target_os = "linux")]
@@ -33,7 +32,7 @@ use crate::single;
 /// Trains on all ranks, and gives what each saw, unless another process gets that.
 pub(crate) fn train_all(options: &Options) -> Result<Option<Vec<Outcome>>, Box<dyn Error>> {
     let rank = |joined| train(joined, options);
-    options.backend.run(&options.started(), 0, rank)
+    options.start.backend.run(&options.started(), 0, rank)
 }
 
 /// Trains on this rank.
@@ -46,7 +45,8 @@ pub(crate) fn train(joined: Joined, options: &Options) -> Result<Outcome> {
 
 fn train_in<T: Compute>(joined: Joined, options: &Options) -> Result<Outcome> {
     let Joined { comm, gauge, .. } = joined;
-    let on = Collectives::new(comm, ScratchConfig::default().build()?);
+    let config = options.scratch_config()?;
+    let on = Collectives::new(config.decorate(comm), config.build()?);
     let device = Arc::clone(on.device());
     let (rank, ranks) = (on.rank().index(), on.world_size());
     let mut shares = single::shares(options);

@@ -106,7 +106,7 @@ impl<'o, T: Compute> Trainer<'o, T> {
             let mut sums = [0.0; 2];
             let report = self.arithmetic.report();
             report.read_into(&mut sums, &streams.compute)?;
-            steps.push(Step::of_sums(sums, self.options.ranks));
+            steps.push(Step::of_sums(sums, self.options.start.ranks));
         }
         let nanoseconds = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         drop(captured);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use collectives_alloc::options::OnMiss;
 use collectives_core::agreement::Record;
-use collectives_core::error::ErrorKind;
+use collectives_core::error::{ErrorKind, Field};
 use collectives_core::layered::{Layered, symmetric_of};
 use collectives_core::path::{Path, Reason};
 use collectives_core::rank::Rank;
@@ -14,9 +14,9 @@ use collectives_core::reduce::ReduceOp;
 use crate::capability::Capability::Symmetric;
 use crate::case::{Case, Failure, Outcome, refused};
 use crate::decorators::{Fail, FailAt, Point};
-use crate::ensure_eq;
 use crate::planted::Planted;
 use crate::rig::{Handle, Rig};
+use crate::{ensure, ensure_eq};
 
 /// The cases.
 pub(super) const CASES: &[Case] = &[
@@ -48,6 +48,13 @@ pub(super) const CASES: &[Case] = &[
     )
     .needs(&[Symmetric])
     .catches(Planted::AllocationLeaks),
+    Case::new(
+        "I35",
+        "a buffer that one rank asks for otherwise is the same error on all",
+        odd_buffer,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::AgreementEchoes),
     Case::new(
         "I39",
         "a partner that never comes is reported and nobody sees success",
@@ -139,17 +146,20 @@ fn second_try(rig: &mut Rig<'_>) -> Outcome {
 fn any_step_fails(rig: &mut Rig<'_>) -> Outcome {
     for on in 0..rig.ranks() {
         for k in 1..=2 {
-            // The first slot has nothing to give up, so that there is no second try.
-            let allocation = FailAt::new(Point::Allocate, k, Fail::System).times(k);
-            one_step_fails(rig, on, allocation)?;
+            let failed = one_step_fails(rig, on, FailAt::new(Point::Allocate, k, Fail::System))?;
+            let named = match failed {
+                ErrorKind::PeerFailed { rank, .. } => Some(rank.index()),
+                _ => None,
+            };
+            ensure_eq!(named, Some(on), "the rank whose allocation failed");
             one_step_fails(rig, on, FailAt::new(Point::Register, k, Fail::System))?;
         }
     }
     Ok(())
 }
 
-/// Three calls of which the first or second grows in vain, once, everywhere.
-fn one_step_fails(rig: &mut Rig<'_>, on: usize, fails: FailAt) -> Outcome {
+/// Three calls of which the first or second grows in vain, once, everywhere; why.
+fn one_step_fails(rig: &mut Rig<'_>, on: usize, fails: FailAt) -> Outcome<ErrorKind> {
     let mut handle = failing(rig, on, fails)?;
     let mut outcomes = Vec::new();
     // No slot of the first size holds the second, however coarse the granule.
@@ -160,13 +170,34 @@ fn one_step_fails(rig: &mut Rig<'_>, on: usize, fails: FailAt) -> Outcome {
         outcomes.push(reduced.map_err(|error| error.kind().clone()).err());
     }
     rig.expect_alike("the outcomes", &format!("{outcomes:?}"))?;
-    let failed = outcomes.iter().flatten().count();
-    ensure_eq!(failed, 1, "failed calls, of one that was planned");
+    let mut failed: Vec<_> = outcomes.into_iter().flatten().collect();
+    ensure_eq!(failed.len(), 1, "failed calls, of one that was planned");
     let slots = handle.stats().slots.len();
     rig.expect_alike("slots", &slots.to_string())?;
     let windows = rig.witness().windows();
     rig.expect_alike("windows", &format!("{windows:?}"))?;
-    rig.finish(handle)
+    rig.finish(handle)?;
+    Ok(failed.remove(0))
+}
+
+fn odd_buffer(rig: &mut Rig<'_>) -> Outcome {
+    for count in [0, 65, usize::MAX] {
+        let comm = rig.communicator()?;
+        let scratch = rig.pool("geometric", rig.options())?;
+        let mut handle = rig.handle(comm, scratch);
+        let asked = if rig.rank() == 1 { count } else { 64 };
+        let error = refused("a buffer", handle.symmetric_buffer::<f32>(asked))?;
+        let named = match error.kind() {
+            ErrorKind::Mismatch { rank, field, .. } => Some((*rank, *field)),
+            _ => None,
+        };
+        let expected = Some((Rank(1), Field::Count));
+        ensure_eq!(named, expected, "the rank and field named by: {error}");
+        ensure!(!error.poisons(), "it poisons: {error}");
+        drop(handle.symmetric_buffer::<f32>(64)?);
+        rig.finish(handle)?;
+    }
+    Ok(())
 }
 
 fn absent(rig: &mut Rig<'_>) -> Outcome {
