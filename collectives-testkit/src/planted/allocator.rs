@@ -9,7 +9,9 @@ use collectives_core::agreement::Record;
 use collectives_core::communicator::{CommInfo, Communicator, Deferred};
 use collectives_core::error::{Error, ErrorKind, Misuse, Refusal, Result};
 use collectives_core::path::Reason;
-use collectives_core::scratch::{Lease, LeaseHold, Plan, Request, ScratchAllocator, Site, Trimmed};
+use collectives_core::scratch::{
+    Lease, LeaseHold, Plan, Request, ScratchAllocator, Site, SlotId, Trimmed,
+};
 use collectives_core::stats::Stats;
 use collectives_core::stream::Fence;
 
@@ -63,6 +65,7 @@ pub(crate) fn bugged(
             rank,
             inner,
             leases: Arc::default(),
+            lent: None,
             fence: None,
             failed: None,
         }),
@@ -76,6 +79,8 @@ struct BuggedAllocator {
     rank: usize,
     inner: Box<dyn ScratchAllocator>,
     leases: Arc<Mutex<Vec<Option<Lease>>>>,
+    /// The slot lent last.
+    lent: Option<SlotId>,
     fence: Option<Fence>,
     failed: Option<ErrorKind>,
 }
@@ -91,6 +96,7 @@ impl BuggedAllocator {
         lease: Lease,
         site: Site<'_>,
     ) -> Result<Lease> {
+        self.lent = Some(lease.slot());
         match self.bug {
             Planted::LeasesEndAtOnce => {
                 let shown = lease.seen_through(Arc::new(Nothing));
@@ -167,6 +173,14 @@ impl ScratchAllocator for BuggedAllocator {
                 Err(error)
             }
         }
+    }
+
+    fn release(&mut self, lease: Lease) -> Result<()> {
+        if self.is(Planted::ReleasedOutOfOrderLost) && self.lent != Some(lease.slot()) {
+            std::mem::forget(lease);
+            return Ok(());
+        }
+        self.inner.release(lease)
     }
 
     fn fallback_reason(&self, error: &Error) -> Option<Reason> {

@@ -207,6 +207,8 @@ planted! {
     ReleasedInStackOrder,
     /// Allocator: a hit asks the other ranks.
     HitAgrees,
+    /// Allocator: a lease that comes back while a later one is out stays out.
+    ReleasedOutOfOrderLost,
     /// Allocator: a hit records an event that nobody needs.
     HitRecords,
     /// Allocator: a miss in a capture is another error on odd ranks.
