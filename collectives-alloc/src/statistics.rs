@@ -28,6 +28,7 @@ pub fn report(policy: &str, rank: Rank, stats: &Stats) {
         busy = stats.busy,
         fences = stats.fences,
         captured = stats.captured,
+        replays = stats.replays,
         slots_live = live,
         slots_retired = retired,
         capacity_bytes = stats.capacity_bytes(),
@@ -87,6 +88,7 @@ mod facade {
             "busy": stats.busy;
             "fences": stats.fences;
             "captured": stats.captured;
+            "replays": stats.replays;
             "registrations": stats.registrations;
             "deregistrations": stats.deregistrations;
             "registrations_after_seal": stats.registrations_after_seal;

@@ -61,12 +61,14 @@ fn a_recorder_gets_counters_sizes_reasons_and_octaves() {
         mapped,
         leased: false,
         claimed: retired,
+        replays: 4,
         retired,
         arena: Some(1),
     };
     let mut stats = Stats {
         requests: 7,
         hits: 5,
+        replays: 11,
         fallbacks: vec![(Reason::OverCap, 2)],
         slots: vec![slot(1, 64, true), slot(2, 96, false)],
         promised_bound: Some(100),
@@ -83,6 +85,7 @@ fn a_recorder_gets_counters_sizes_reasons_and_octaves() {
     let name = |name: &str| format!("collectives_scratch_{name}{{{own}}}");
     assert_eq!(book.counter(&name("requests")), 7, "absolute, not added up");
     assert_eq!(book.counter(&name("hits")), 9);
+    assert_eq!(book.counter(&name("replays")), 11);
     let over_cap = format!("collectives_scratch_fallbacks{{{own},reason=larger than the cap}}");
     assert_eq!(book.counter(&over_cap), 2);
     let octave = format!("collectives_scratch_requests_by_size{{{own},octave=6}}");

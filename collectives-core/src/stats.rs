@@ -24,6 +24,10 @@ pub struct Stats {
     pub fences: u64,
     /// Uses recorded into graphs.
     pub captured: u64,
+    /// Uses of slots by replays, since the beginning: each launch counts once for every slot that its
+    /// graph owns, as in [`SlotStats::replays`], and slots that are gone count on with what they had.
+    /// One given up at `close` while graphs own it is gone from then on.
+    pub replays: u64,
     /// Windows registered since the beginning.
     pub registrations: u64,
     /// Windows retired since the beginning.
@@ -89,6 +93,10 @@ pub struct SlotStats {
     pub leased: bool,
     /// Whether a graph on this rank owns it.
     pub claimed: bool,
+    /// Replays that [`Executable::launch`](crate::graph::Executable::launch) enqueued on this rank of
+    /// graphs that own it, however often they use it; those that failed, and those that a framework
+    /// launches by itself, which nobody tells us of, are not among them.
+    pub replays: u64,
     /// Whether the policy replaced it, so that it goes with its last graph.
     pub retired: bool,
     /// The arena whose bytes it maps, by its first generation, where it is one of several
@@ -182,6 +190,7 @@ impl Stats {
             busy: counted(|stats| stats.busy),
             fences: counted(|stats| stats.fences),
             captured: counted(|stats| stats.captured),
+            replays: counted(|stats| stats.replays),
             registrations: counted(|stats| stats.registrations),
             deregistrations: counted(|stats| stats.deregistrations),
             registrations_after_seal: counted(|stats| stats.registrations_after_seal),
@@ -234,6 +243,7 @@ mod tests {
             mapped,
             leased: false,
             claimed: retired,
+            replays: 0,
             retired,
             arena,
         }
@@ -268,6 +278,7 @@ mod tests {
         let mut earlier = Stats {
             requests: 5,
             hits: 3,
+            replays: 4,
             fallbacks: vec![(Reason::OverCap, 2)],
             ..Stats::default()
         };
@@ -275,6 +286,7 @@ mod tests {
         let mut now = Stats {
             requests: 9,
             hits: 6,
+            replays: 9,
             fallbacks: vec![(Reason::OverCap, 2), (Reason::Policy, 1)],
             digest: 7,
             ..earlier.clone()
@@ -282,6 +294,7 @@ mod tests {
         now.histogram.count(9);
         let between = now.since(&earlier);
         assert_eq!((between.requests, between.hits, between.digest), (4, 3, 7));
+        assert_eq!(between.replays, 5);
         assert_eq!(between.fallbacks, [(Reason::Policy, 1)]);
         assert_eq!(between.histogram.0[3], 1);
         assert!((between.hit_rate() - 0.75).abs() < 1e-9);

@@ -285,18 +285,17 @@ impl ScratchAllocator for Pool {
 
     fn stats(&self) -> Stats {
         Stats {
-            slots: self.table.stats(),
             promised_bound: self.promised_bound(),
             poisoned: self.poisoned.clone(),
-            ..self.ledger.snapshot()
+            ..self.ledger.snapshot(self.table.stats())
         }
     }
 }
+
 #[cold]
 fn zero_bytes() -> Error {
     Error::from(Misuse::ZeroBytes).during("acquire")
 }
-
 
 fn located(error: Error, info: &CommInfo, operation: &'static str) -> Error {
     error

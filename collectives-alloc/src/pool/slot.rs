@@ -284,6 +284,7 @@ impl Slot {
             mapped: self.mapped,
             leased: self.is_leased(),
             claimed: self.captured,
+            replays: self.memory.replays(),
             retired,
             arena: self.arena.map(|first| first.0),
         }

@@ -238,6 +238,9 @@ impl ScratchAllocator for BuggedAllocator {
                 }
             }
             Planted::HitsUncounted => stats.hits = 0,
+            Planted::ReplaysForgotten => {
+                stats.replays = stats.slots.iter().map(|slot| slot.replays).sum();
+            }
             _ => {}
         }
         stats

@@ -90,7 +90,8 @@ impl<'r, 'w> Run<'r, 'w> {
             Step::Lost(size) => self.lose(size * unit),
             Step::Replay(index) if !self.graphs.is_empty() => {
                 let index = index % self.graphs.len();
-                let (graph, _) = &mut self.graphs[index];
+                let (graph, generation) = &mut self.graphs[index];
+                self.called.replay(*generation);
                 self.rig.replay(graph, round, self.rig.stream())
             }
             Step::Destroy(index) if !self.graphs.is_empty() => {
