@@ -29,6 +29,7 @@ pub fn report(policy: &str, rank: Rank, stats: &Stats) {
         fences = stats.fences,
         captured = stats.captured,
         pieces = stats.pieces,
+        replays = stats.replays,
         slots_live = live,
         slots_retired = retired,
         capacity_bytes = stats.capacity_bytes(),
@@ -89,6 +90,7 @@ mod facade {
             "fences": stats.fences;
             "captured": stats.captured;
             "pieces": stats.pieces;
+            "replays": stats.replays;
             "registrations": stats.registrations;
             "deregistrations": stats.deregistrations;
             "registrations_after_seal": stats.registrations_after_seal;

@@ -74,14 +74,18 @@ fn a_hit_and_its_release_allocate_and_free_nothing() {
                     stream: &stream,
                     capture: None,
                 };
-                let mut hit = |bytes| {
-                    let lease = pool.acquire(comm, Request::new(bytes), site).unwrap();
-                    lease.complete().unwrap();
+                let mut hit = |released| {
+                    let lease = pool.acquire(comm, Request::new(1 << 20), site).unwrap();
+                    if released {
+                        pool.release(lease).unwrap();
+                    } else {
+                        lease.complete().unwrap();
+                    }
                 };
-                assert_ne!(allocations(|| hit(1 << 20)), 0, "the counter works");
+                assert_ne!(allocations(|| hit(true)), 0, "the counter works");
                 let hits = allocations(|| {
-                    for _ in 0..1000 {
-                        hit(1 << 20);
+                    for turn in 0..1000 {
+                        hit(turn % 3 > 0);
                     }
                 });
                 assert_eq!(hits, 0);

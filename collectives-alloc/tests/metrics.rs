@@ -61,6 +61,7 @@ fn a_recorder_gets_counters_sizes_reasons_and_octaves() {
         mapped,
         leased: false,
         claimed: retired,
+        replays: 4,
         retired,
         arena: Some(1),
     };
@@ -68,6 +69,7 @@ fn a_recorder_gets_counters_sizes_reasons_and_octaves() {
         requests: 7,
         hits: 5,
         pieces: 11,
+        replays: 12,
         fallbacks: vec![(Reason::OverCap, 2)],
         slots: vec![slot(1, 64, true), slot(2, 96, false)],
         promised_bound: Some(100),
@@ -85,6 +87,7 @@ fn a_recorder_gets_counters_sizes_reasons_and_octaves() {
     assert_eq!(book.counter(&name("requests")), 7, "absolute, not added up");
     assert_eq!(book.counter(&name("hits")), 9);
     assert_eq!(book.counter(&name("pieces")), 11);
+    assert_eq!(book.counter(&name("replays")), 12);
     let over_cap = format!("collectives_scratch_fallbacks{{{own},reason=larger than the cap}}");
     assert_eq!(book.counter(&over_cap), 2);
     let octave = format!("collectives_scratch_requests_by_size{{{own},octave=6}}");

@@ -98,6 +98,10 @@ macro_rules! forward_allocator {
                 (**self).acquire(comm, request, site)
             }
 
+            fn release(&mut self, lease: Lease) -> Result<()> {
+                (**self).release(lease)
+            }
+
             fn fallback_reason(&self, error: &Error) -> Option<Reason> {
                 (**self).fallback_reason(error)
             }

@@ -308,10 +308,12 @@ impl Executable {
         let all = owned.clone();
         order::exclusively(device, &mut owned, stream, || {
             // The locks keep other launches away, and the guards leases of slots.
-            let _entered = enter_all(&all)?;
+            let entered = enter_all(&all)?;
             // SAFETY: The stream was just ordered after the last user of everything the graph
             // owns, and the locks that say who that is are held until the replay is enqueued.
-            unsafe { self.0.launch(stream) }
+            unsafe { self.0.launch(stream) }?;
+            entered.iter().for_each(Entered::count_replay);
+            Ok(())
         })
     }
 

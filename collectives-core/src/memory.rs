@@ -40,6 +40,7 @@ struct Owned {
     /// What ends leases of this memory, if it is a slot.
     hold: OnceLock<Arc<dyn LeaseHold>>,
     entered: AtomicBool,
+    replays: AtomicU64,
     block: Counted<Block>,
 }
 
@@ -86,6 +87,7 @@ impl Memory {
             bytes,
             hold: OnceLock::new(),
             entered: AtomicBool::new(false),
+            replays: AtomicU64::new(0),
             block: Counted::new(Block {
                 free: Mutex::new(Some(Box::new(free))),
                 freed_after: Mutex::new(None),
@@ -193,6 +195,15 @@ impl Memory {
         }
     }
 
+    /// Replays that [`Executable::launch`] enqueued of graphs that own this memory, each once; those
+    /// that a framework launches by itself are not seen.
+    ///
+    /// [`Executable::launch`]: crate::graph::Executable::launch
+    #[must_use]
+    pub fn replays(&self) -> u64 {
+        self.0.replays.load(Ordering::Relaxed)
+    }
+
     /// Notes that work on the memory is enqueued on a stream.
     #[inline]
     pub(crate) fn note_user(&self, stream: &StreamRef) {
@@ -229,6 +240,13 @@ impl Memory {
 #[derive(Debug)]
 #[must_use]
 pub struct Entered(Memory);
+
+impl Entered {
+    /// Counts a replay of a graph that owns the memory.
+    pub(crate) fn count_replay(&self) {
+        self.0.0.replays.fetch_add(1, Ordering::Relaxed);
+    }
+}
 
 impl Drop for Entered {
     fn drop(&mut self) {

@@ -120,19 +120,18 @@ pub trait LeaseHold: fmt::Debug + Send + Sync {
 pub struct Lease {
     operand: Operand,
     slot: SlotId,
-    memory: Memory,
-    end: End,
+    held: Held,
 }
 
-/// How a lease ends.
+/// What a lease owns, and how it ends.
 #[derive(Debug)]
-enum End {
-    /// Through what its memory says.
-    OfMemory,
-    /// Through this.
-    Own(Arc<dyn LeaseHold>),
-    /// It has ended.
-    Done,
+enum Held {
+    /// Memory that says how its leases end.
+    OfSlot(Memory),
+    /// Memory that is given back through this.
+    Own(Memory, Arc<dyn LeaseHold>),
+    /// Nothing: it has ended.
+    Nothing,
 }
 
 impl Lease {
@@ -148,47 +147,49 @@ impl Lease {
         slot: SlotId,
         hold: Arc<dyn LeaseHold>,
     ) -> Result<Self> {
-        Self::with(memory, bytes, window, slot, End::Own(hold))
+        Ok(Self {
+            operand: first(memory, bytes, window)?,
+            slot,
+            held: Held::Own(memory.clone(), hold),
+        })
     }
 
     /// The same, given back through what the memory
-    /// [ends its leases with](Memory::ends_leases_with), which saves counting it.
+    /// [ends its leases with](Memory::ends_leases_with), and of an owner that the caller has: nothing
+    /// is counted.
     ///
     /// # Errors
     ///
     /// [`Misuse::OutOfBounds`] when the memory is smaller.
     #[inline]
     pub fn of_slot(
-        memory: &Memory,
+        memory: Memory,
         bytes: usize,
         window: WindowSlice,
         slot: SlotId,
     ) -> Result<Self> {
-        Self::with(memory, bytes, window, slot, End::OfMemory)
+        Ok(Self {
+            operand: first(&memory, bytes, window)?,
+            slot,
+            held: Held::OfSlot(memory),
+        })
     }
 
+    /// Ends the lease without giving it back, for the allocator that made it [of a
+    /// slot](Lease::of_slot) of this memory: the owner that it was made of. The allocator then does what
+    /// the memory would have ended the lease with. Dropping the lease does nothing after that.
+    ///
+    /// `None`, and the lease as it was, if it is one of other memory, or ends in another way.
     #[inline]
-    fn with(
-        memory: &Memory,
-        bytes: usize,
-        window: WindowSlice,
-        slot: SlotId,
-        end: End,
-    ) -> Result<Self> {
-        if bytes > memory.bytes() {
-            return Err(Misuse::OutOfBounds {
-                offset: 0,
-                bytes,
-                available: memory.bytes(),
-            }
-            .into());
+    pub fn reclaim(&mut self, of: &Memory) -> Option<Memory> {
+        match &self.held {
+            Held::OfSlot(memory) if memory.is(of) => {}
+            _ => return None,
         }
-        Ok(Self {
-            operand: Operand::new(memory.addr(), bytes).in_window(window),
-            slot,
-            memory: memory.clone(),
-            end,
-        })
+        match std::mem::replace(&mut self.held, Held::Nothing) {
+            Held::OfSlot(memory) => Some(memory),
+            _ => None,
+        }
     }
 
     /// The lease as a decorator hands it on: the same range, given back through `hold`, which keeps
@@ -197,8 +198,10 @@ impl Lease {
         Self {
             operand: self.operand,
             slot: self.slot,
-            memory: self.memory.clone(),
-            end: End::Own(hold),
+            held: match &self.held {
+                Held::OfSlot(memory) | Held::Own(memory, _) => Held::Own(memory.clone(), hold),
+                Held::Nothing => Held::Nothing,
+            },
         }
     }
 
@@ -217,7 +220,9 @@ impl Lease {
     /// Notes the stream that work on the lease is enqueued on, so that the bytes are not reused
     /// before that work has finished.
     pub(crate) fn note_use(&self, stream: &StreamRef) {
-        self.memory.note_user(stream);
+        if let Held::OfSlot(memory) | Held::Own(memory, _) = &self.held {
+            memory.note_user(stream);
+        }
     }
 
     /// Gives the lease back after all work on it has been enqueued on its stream.
@@ -227,10 +232,13 @@ impl Lease {
     /// When the order with later users could not be enqueued.
     #[inline]
     pub fn complete(mut self) -> Result<()> {
-        match std::mem::replace(&mut self.end, End::Done) {
-            End::OfMemory => self.memory.hold().map_or(Ok(()), LeaseHold::complete),
-            End::Own(hold) => hold.complete(),
-            End::Done => Ok(()),
+        let held = std::mem::replace(&mut self.held, Held::Nothing);
+        // Nothing is left in it to drop.
+        std::mem::forget(self);
+        match held {
+            Held::OfSlot(memory) => memory.hold().map_or(Ok(()), LeaseHold::complete),
+            Held::Own(_memory, hold) => hold.complete(),
+            Held::Nothing => Ok(()),
         }
     }
 }
@@ -238,16 +246,35 @@ impl Lease {
 impl Drop for Lease {
     #[inline]
     fn drop(&mut self) {
-        match &self.end {
-            End::OfMemory => {
-                if let Some(hold) = self.memory.hold() {
+        match &self.held {
+            Held::OfSlot(memory) => {
+                if let Some(hold) = memory.hold() {
                     hold.abandon();
                 }
             }
-            End::Own(hold) => hold.abandon(),
-            End::Done => {}
+            Held::Own(_, hold) => hold.abandon(),
+            Held::Nothing => {}
         }
     }
+}
+
+/// The first `bytes` bytes of the memory, whose window starts at `window`.
+#[inline]
+fn first(memory: &Memory, bytes: usize, window: WindowSlice) -> Result<Operand> {
+    if bytes > memory.bytes() {
+        return Err(too_short(memory, bytes));
+    }
+    Ok(Operand::new(memory.addr(), bytes).in_window(window))
+}
+
+#[cold]
+fn too_short(memory: &Memory, bytes: usize) -> Error {
+    let (offset, available) = (0, memory.bytes());
+    Error::from(Misuse::OutOfBounds {
+        offset,
+        bytes,
+        available,
+    })
 }
 
 /// What a workload would cost, without spending it.
@@ -315,6 +342,19 @@ pub trait ScratchAllocator: fmt::Debug + Send {
         request: Request,
         site: Site<'_>,
     ) -> Result<Lease>;
+
+    /// Gives a lease back after all work on it has been enqueued on its stream, as
+    /// [`Lease::complete`] does, which is what leases of others do here too. Local.
+    ///
+    /// An allocator that has its lease back on the thread that calls it may keep the owner for the next
+    /// one, and need not count owners. A wrapper that does not pass this on is right, and slower.
+    ///
+    /// # Errors
+    ///
+    /// When the order with later users could not be enqueued; the slot is given back nevertheless.
+    fn release(&mut self, lease: Lease) -> Result<()> {
+        lease.complete()
+    }
 
     /// Why the call should take the ordinary path after `acquire` failed with this error, or `None`
     /// if the error is final; a pure function of the error and the configuration.

@@ -28,6 +28,10 @@ pub struct Stats {
     /// A piece counts once its copies and its operation are enqueued, also if a later one fails. The
     /// pieces of one call share one request.
     pub pieces: u64,
+    /// Uses of slots by replays, since the beginning: each launch counts once for every slot that its
+    /// graph owns, as in [`SlotStats::replays`], and slots that are gone count on with what they had.
+    /// One given up at `close` while graphs own it is gone from then on.
+    pub replays: u64,
     /// Windows registered since the beginning.
     pub registrations: u64,
     /// Windows retired since the beginning.
@@ -93,6 +97,10 @@ pub struct SlotStats {
     pub leased: bool,
     /// Whether a graph on this rank owns it.
     pub claimed: bool,
+    /// Replays that [`Executable::launch`](crate::graph::Executable::launch) enqueued on this rank of
+    /// graphs that own it, however often they use it; those that failed, and those that a framework
+    /// launches by itself, which nobody tells us of, are not among them.
+    pub replays: u64,
     /// Whether the policy replaced it, so that it goes with its last graph.
     pub retired: bool,
     /// The arena whose bytes it maps, by its first generation, where it is one of several
@@ -187,6 +195,7 @@ impl Stats {
             fences: counted(|stats| stats.fences),
             captured: counted(|stats| stats.captured),
             pieces: counted(|stats| stats.pieces),
+            replays: counted(|stats| stats.replays),
             registrations: counted(|stats| stats.registrations),
             deregistrations: counted(|stats| stats.deregistrations),
             registrations_after_seal: counted(|stats| stats.registrations_after_seal),
@@ -239,6 +248,7 @@ mod tests {
             mapped,
             leased: false,
             claimed: retired,
+            replays: 0,
             retired,
             arena,
         }
@@ -274,6 +284,7 @@ mod tests {
             requests: 5,
             hits: 3,
             pieces: 2,
+            replays: 4,
             fallbacks: vec![(Reason::OverCap, 2)],
             ..Stats::default()
         };
@@ -282,6 +293,7 @@ mod tests {
             requests: 9,
             hits: 6,
             pieces: 7,
+            replays: 9,
             fallbacks: vec![(Reason::OverCap, 2), (Reason::Policy, 1)],
             digest: 7,
             ..earlier.clone()
@@ -290,6 +302,7 @@ mod tests {
         let between = now.since(&earlier);
         assert_eq!((between.requests, between.hits, between.digest), (4, 3, 7));
         assert_eq!(between.pieces, 5);
+        assert_eq!(between.replays, 5);
         assert_eq!(between.fallbacks, [(Reason::Policy, 1)]);
         assert_eq!(between.histogram.0[3], 1);
         assert!((between.hit_rate() - 0.75).abs() < 1e-9);

@@ -78,19 +78,25 @@ impl Hold {
         self.records.store(true, Ordering::Relaxed);
     }
 
+    /// Ends the use, and the lease with it.
     #[inline]
-    fn give_back(&self) -> Result<()> {
+    pub(super) fn give_back(&self) -> Result<()> {
         let recorded = if self.records.load(Ordering::Relaxed) {
-            self.records.store(false, Ordering::Relaxed);
-            match self.lock().take() {
-                Some(end) => self.device.record(&self.fence, &end.stream),
-                None => Ok(()),
-            }
+            self.record()
         } else {
             Ok(())
         };
         self.busy.store(false, Ordering::Release);
         recorded
+    }
+
+    #[inline(never)]
+    fn record(&self) -> Result<()> {
+        self.records.store(false, Ordering::Relaxed);
+        match self.lock().take() {
+            Some(end) => self.device.record(&self.fence, &end.stream),
+            None => Ok(()),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<End>> {

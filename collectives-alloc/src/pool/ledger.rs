@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use collectives_core::path::Reason;
-use collectives_core::stats::Stats;
+use collectives_core::stats::{SlotStats, Stats};
 
 use crate::digest::Digest;
 
@@ -89,6 +89,11 @@ impl Ledger {
         self.note(Event::Retired, generation);
     }
 
+    /// Keeps what was counted of a slot that goes.
+    pub(super) fn gone(&mut self, slot: &SlotStats) {
+        self.stats.replays += slot.replays;
+    }
+
     pub(super) fn agreed(&mut self, success: bool) {
         self.stats.agreements += 1;
         self.stats.agreement_failures += u64::from(!success);
@@ -102,10 +107,13 @@ impl Ledger {
         stats.slowest_miss_nanoseconds = stats.slowest_miss_nanoseconds.max(nanoseconds);
     }
 
-    /// The counters; sizes and slots are not in them.
-    pub(super) fn snapshot(&self) -> Stats {
+    /// The counters, and the slots that there are.
+    pub(super) fn snapshot(&self, slots: Vec<SlotStats>) -> Stats {
+        let replays = slots.iter().map(|slot| slot.replays).sum::<u64>();
         Stats {
+            replays: self.stats.replays + replays,
             digest: self.decisions.finish(),
+            slots,
             ..self.stats.clone()
         }
     }

@@ -190,6 +190,9 @@ impl ScratchAllocator for Pool {
         self.policy.name()
     }
 
+    // A hit is inlined down to the lease: returned, that would be read back in wider words than it was
+    // written in, which waits until the writes have left the core and takes half as long as the hit.
+    #[inline(always)]
     fn acquire(
         &mut self,
         comm: &mut dyn Communicator,
@@ -197,10 +200,15 @@ impl ScratchAllocator for Pool {
         site: Site<'_>,
     ) -> Result<Lease> {
         if request.bytes == 0 {
-            return Err(Error::from(Misuse::ZeroBytes).during("acquire"));
+            return Err(zero_bytes());
         }
         self.ledger.request(request.bytes);
         self.serve(comm, request.bytes, site)
+    }
+
+    #[inline(always)]
+    fn release(&mut self, lease: Lease) -> Result<()> {
+        self.table.end(lease)
     }
 
     fn fallback_reason(&self, error: &Error) -> Option<Reason> {
@@ -277,10 +285,9 @@ impl ScratchAllocator for Pool {
 
     fn stats(&self) -> Stats {
         Stats {
-            slots: self.table.stats(),
             promised_bound: self.promised_bound(),
             poisoned: self.poisoned.clone(),
-            ..self.ledger.snapshot()
+            ..self.ledger.snapshot(self.table.stats())
         }
     }
 
@@ -291,6 +298,11 @@ impl ScratchAllocator for Pool {
     fn note_pieces(&mut self, pieces: u64) {
         self.ledger.pieces(pieces);
     }
+}
+
+#[cold]
+fn zero_bytes() -> Error {
+    Error::from(Misuse::ZeroBytes).during("acquire")
 }
 
 fn located(error: Error, info: &CommInfo, operation: &'static str) -> Error {

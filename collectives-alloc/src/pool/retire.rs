@@ -48,6 +48,7 @@ impl Pool {
             return Err(error);
         }
         self.ledger.deregistered(id.0);
+        self.ledger.gone(&slot.stats(true));
         tracing::debug!(slot = id.0, mapped = slot.mapped, "retired");
         Ok(())
     }
@@ -108,6 +109,9 @@ impl Pool {
         self.closed = true;
         let mapped_bytes = self.table.mapped();
         let left = self.table.take_all();
+        for slot in &left {
+            self.ledger.gone(&slot.stats(true));
+        }
         let deferred = Deferred {
             windows: left.len(),
             mapped_bytes,

@@ -15,7 +15,6 @@ use crate::pool::{Growing, Home, Pool, Verdict, located};
 
 impl Pool {
     /// Whether this pool may work, and for this communicator.
-    #[inline]
     pub(super) fn admit(&mut self, info: &CommInfo) -> Result<Home> {
         if self.closed {
             return Err(Error::new(ErrorKind::Closed));
@@ -36,8 +35,15 @@ impl Pool {
         Ok(home)
     }
 
-    /// A lease for an admitted request, or why there is none.
+    /// Whether [`admit`](Self::admit) has let this communicator in and would again, at a glance.
     #[inline]
+    fn admits(&self, info: &CommInfo) -> bool {
+        let known = self.home.as_ref().is_some_and(|home| home.comm == info.id);
+        known && !self.closed && self.poisoned.is_none()
+    }
+
+    /// A lease for an admitted request, or why there is none.
+    #[inline(always)]
     pub(super) fn serve(
         &mut self,
         comm: &mut dyn Communicator,
@@ -45,29 +51,58 @@ impl Pool {
         site: Site<'_>,
     ) -> Result<Lease> {
         match self.find(comm, bytes, site) {
-            Ok((domain, index)) => self.table.at(domain).lease(index, bytes),
-            Err(error) => {
-                self.remember(&error);
-                let reason = self.fallback_reason(&error);
-                self.ledger.failed(reason);
-                Err(located(error, comm.info(), "acquire"))
-            }
+            Ok((domain, index)) => self.table.lease(domain, index, bytes),
+            Err(error) => Err(self.failed(error, comm.info())),
         }
     }
 
+    /// Counts a request that gets no lease.
+    #[cold]
+    fn failed(&mut self, error: Error, info: &CommInfo) -> Error {
+        self.remember(&error);
+        let reason = self.fallback_reason(&error);
+        self.ledger.failed(reason);
+        located(error, info, "acquire")
+    }
+
     /// The domain and the index of a slot that is free, large enough and ordered.
-    #[inline]
+    #[inline(always)]
     fn find(
         &mut self,
         comm: &mut dyn Communicator,
         bytes: usize,
         site: Site<'_>,
     ) -> Result<(usize, usize)> {
-        let home = self.admit(comm.info())?;
-        let ask = home.ask(bytes);
+        if !self.admits(comm.info()) {
+            self.admit(comm.info())?;
+        }
         let domain = self.table.domain(site);
-        let (index, event) = match self.decide(domain, &ask)? {
-            Verdict::Hit(index) => (index, Event::Hit),
+        let slots = self.table.at(domain);
+        let known = slots.refresh().then(|| slots.remembered(bytes)).flatten();
+        let (index, event) = match known {
+            Some(index) => (index, Event::Hit),
+            None => self.find_anew(comm, domain, bytes, site)?,
+        };
+        let events = self.options.ordering == Ordering::Events;
+        let slot = self.table.at(domain).slot(index);
+        let waited = slot.order(site, events)?;
+        self.ledger.ordered(waited, site.capture.is_some());
+        self.ledger.served(event, slot.id.0, bytes);
+        Ok((domain, index))
+    }
+
+    /// The index of the slot that the policy chooses, or of a new one.
+    #[inline(never)]
+    fn find_anew(
+        &mut self,
+        comm: &mut dyn Communicator,
+        domain: usize,
+        bytes: usize,
+        site: Site<'_>,
+    ) -> Result<(usize, Event)> {
+        let ask = self.admit(comm.info())?.ask(bytes);
+        match self.decide(domain, &ask)? {
+            Verdict::Hit(index) => Ok((index, Event::Hit)),
             Verdict::Grow { capacity, how } => {
                 let growing = Growing {
                     domain,
@@ -75,30 +110,14 @@ impl Pool {
                     capacity,
                     how,
                 };
-                (self.miss(comm, growing, site)?, Event::Growth)
+                Ok((self.miss(comm, growing, site)?, Event::Growth))
             }
-        };
-        let events = self.options.ordering == Ordering::Events;
-        let slots = self.table.at(domain);
-        let slot = slots.slot(index);
-        let waited = slot.order(site, events)?;
-        self.ledger.ordered(waited, site.capture.is_some());
-        self.ledger.served(event, slot.id.0, bytes);
-        Ok((domain, index))
+        }
     }
 
     /// The policy's answer for a domain, after taking a reserved slot over where that serves.
-    #[inline]
     pub(super) fn decide(&mut self, domain: usize, ask: &Ask) -> Result<Verdict> {
-        let slots = self.table.at(domain);
-        let all_free = slots.refresh();
-        if all_free && let Some(index) = slots.remembered(ask.bytes) {
-            return Ok(Verdict::Hit(index));
-        }
-        self.decide_anew(domain, ask, all_free)
-    }
-
-    fn decide_anew(&mut self, domain: usize, ask: &Ask, all_free: bool) -> Result<Verdict> {
+        let all_free = self.table.at(domain).refresh();
         let verdict = self.consult(domain, ask, all_free)?;
         if domain != SHARED && matches!(verdict, Verdict::Grow { .. }) {
             let all_free = self.table.at(SHARED).refresh();

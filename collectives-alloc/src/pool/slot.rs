@@ -22,8 +22,10 @@ pub(super) struct Slot {
     pub(super) capacity: usize,
     pub(super) mapped: usize,
     start: WindowSlice,
-    /// The pool is one owner; every graph that claimed the slot is another.
+    /// The pool is one owner; every graph that claimed the slot is another, and a lease is.
     pub(super) memory: Memory,
+    /// The owner that a lease takes along and that comes back with it, so that none is counted.
+    spare: Option<Memory>,
     hold: Arc<Hold>,
     /// The stream of the last eager use.
     pub(super) last_user: Option<StreamRef>,
@@ -73,6 +75,7 @@ impl Slot {
             start,
             hold,
             memory: parts.memory,
+            spare: None,
             last_user: None,
             claimed: false,
             last_capture: None,
@@ -90,13 +93,21 @@ impl Slot {
 
     /// A lease of the first `bytes` bytes; the caller has ordered the use and checked that the slot
     /// is free and large enough.
-    #[inline]
-    pub(super) fn lease(&self, bytes: usize) -> Result<Lease> {
+    #[inline(always)]
+    pub(super) fn lease(&mut self, bytes: usize) -> Result<Lease> {
         if bytes <= self.memory.bytes() {
             self.hold.take();
         }
+        let owner = self.spare.take().unwrap_or_else(|| self.memory.clone());
         // Last, so that it is made where the caller wants it: moving it costs more than making it.
-        Lease::of_slot(&self.memory, bytes, self.start, self.id)
+        Lease::of_slot(owner, bytes, self.start, self.id)
+    }
+
+    /// Ends the lease that took this owner along.
+    #[inline(always)]
+    pub(super) fn take_back(&mut self, owner: Memory) -> Result<()> {
+        self.spare = Some(owner);
+        self.hold.give_back()
     }
 
     /// Orders the coming use after the last one, if `events`, and gives the graph its claim.
@@ -105,17 +116,21 @@ impl Slot {
     pub(super) fn order(&mut self, site: Site<'_>, events: bool) -> Result<bool> {
         match site.capture {
             Some(capture) => self.order_captured(site.stream, capture, events),
-            None => self.order_eager(site.stream, events),
+            None => {
+                let last = self.last_user.as_ref();
+                let moved = last.is_none_or(|last| !last.is_same_as(site.stream));
+                if moved || self.claimed {
+                    return self.order_eager(site.stream, moved, events);
+                }
+                Ok(false)
+            }
         }
     }
 
-    #[inline]
-    fn order_eager(&mut self, stream: &StreamRef, events: bool) -> Result<bool> {
+    /// Orders a use after one on another stream, or after replays.
+    #[inline(never)]
+    fn order_eager(&mut self, stream: &StreamRef, moved: bool, events: bool) -> Result<bool> {
         self.forget_dead_claims();
-        let moved = self
-            .last_user
-            .as_ref()
-            .is_none_or(|last| !last.is_same_as(stream));
         let mut waits = false;
         if events {
             let (device, fence) = (&*self.hold.device, &self.hold.fence);
@@ -139,6 +154,7 @@ impl Slot {
         Ok(waits)
     }
 
+    #[inline(never)]
     fn order_captured(
         &mut self,
         stream: &StreamRef,
@@ -196,19 +212,25 @@ impl Slot {
     }
 
     /// Notices that all graphs that claimed the slot are gone, which changes no decision.
-    #[inline]
     fn forget_dead_claims(&mut self) {
-        if self.claimed
-            && self
-                .body
-                .as_mut()
-                .unwrap_or(&mut self.memory)
-                .is_sole_owner()
-        {
+        if !self.claimed {
+            return;
+        }
+        let dead = match &mut self.body {
+            Some(body) => body.is_sole_owner(),
+            None => self.is_sole_owner(),
+        };
+        if dead {
             self.claimed = false;
             self.captured = false;
             self.last_capture = None;
         }
+    }
+
+    /// Whether no graph and no lease owns the bytes.
+    fn is_sole_owner(&mut self) -> bool {
+        self.spare = None;
+        self.memory.is_sole_owner()
     }
 
     /// What every graph owns that uses the bytes, at whatever addresses.
@@ -231,7 +253,7 @@ impl Slot {
     /// Whether anything on this rank may still use the bytes, or waiting for it is impossible.
     pub(super) fn is_held(&mut self) -> bool {
         self.forget_dead_claims();
-        self.is_leased() || !self.memory.is_sole_owner() || self.last_user_captures()
+        self.is_leased() || !self.is_sole_owner() || self.last_user_captures()
     }
 
     fn last_user_captures(&self) -> bool {
@@ -262,6 +284,7 @@ impl Slot {
             mapped: self.mapped,
             leased: self.is_leased(),
             claimed: self.captured,
+            replays: self.memory.replays(),
             retired,
             arena: self.arena.map(|first| first.0),
         }

@@ -37,6 +37,8 @@ pub(super) struct Table {
     slots_seen: u64,
     /// Whether a domain took a slot over from another.
     pub(super) moved: bool,
+    /// The domain and the index of the slot lent last.
+    lent: (usize, usize),
 }
 
 /// The domain that holds what was reserved.
@@ -98,10 +100,19 @@ impl Slots {
     }
 
     /// Leases `bytes` bytes of a slot that is free, large enough and ordered.
-    #[inline]
-    pub(super) fn lease(&mut self, index: usize, bytes: usize) -> Result<Lease> {
+    #[inline(always)]
+    fn lease(&mut self, index: usize, bytes: usize) -> Result<Lease> {
         self.views[index].leased = true;
         self.live[index].lease(bytes)
+    }
+
+    /// Ends a lease if it is the one of the slot at `index`.
+    #[inline(always)]
+    fn end(&mut self, index: usize, lease: &mut Lease) -> Option<Result<()>> {
+        let slot = self.live.get_mut(index)?;
+        let owner = lease.reclaim(&slot.memory)?;
+        self.views[index].leased = false;
+        Some(slot.take_back(owner))
     }
 
     /// What a policy sees, as of the last refresh.
@@ -152,6 +163,7 @@ impl Table {
             domains_seen: 1,
             slots_seen: 0,
             moved: false,
+            lent: (SHARED, 0),
         }
     }
 
@@ -169,9 +181,36 @@ impl Table {
         if let Some(index) = self.domains.iter().rposition(|slots| slots.key == key) {
             return index;
         }
+        self.open(key)
+    }
+
+    #[cold]
+    fn open(&mut self, key: Domain) -> usize {
         self.domains.push(Slots::new(self.domains_seen, key));
         self.domains_seen += 1;
         self.domains.len() - 1
+    }
+
+    /// Leases `bytes` bytes of a slot that is free, large enough and ordered.
+    #[inline(always)]
+    pub(super) fn lease(&mut self, domain: usize, index: usize, bytes: usize) -> Result<Lease> {
+        self.lent = (domain, index);
+        self.domains[domain].lease(index, bytes)
+    }
+
+    /// Ends a lease; without counting owners if it is the last one that was lent.
+    #[inline(always)]
+    pub(super) fn end(&mut self, mut lease: Lease) -> Result<()> {
+        let (domain, index) = self.lent;
+        let slots = self.domains.get_mut(domain);
+        match slots.and_then(|slots| slots.end(index, &mut lease)) {
+            Some(ended) => {
+                // It has ended, and owns nothing any more.
+                std::mem::forget(lease);
+                ended
+            }
+            None => lease.complete(),
+        }
     }
 
     #[inline]

@@ -43,7 +43,7 @@ fn captured(pool: &mut Pool, comm: &mut MockComm, stream: &StreamRef) -> Vec<Mem
     let _ = pool.reserve(comm, &[Request::new(MIB)]).unwrap();
     comm.mock.begin(stream);
     let lease = acquire(pool, comm, MIB, stream).unwrap();
-    lease.complete().unwrap();
+    pool.release(lease).unwrap();
     comm.mock.end(stream).into_owned()
 }
 

@@ -10,6 +10,7 @@ mod lifecycle;
 mod mock;
 mod prices;
 mod ranks;
+mod releases;
 mod statistics;
 mod streams;
 mod verdicts;
@@ -56,11 +57,11 @@ fn acquire(
     pool.acquire(comm, Request::new(bytes), site)
 }
 
-/// Acquires and gives back; returns the slot.
+/// Acquires and gives back, as the collectives do; returns the slot.
 fn touch(pool: &mut Pool, comm: &mut MockComm, bytes: usize, stream: &StreamRef) -> u64 {
     let lease = acquire(pool, comm, bytes, stream).unwrap();
     let slot = lease.slot().0;
-    lease.complete().unwrap();
+    pool.release(lease).unwrap();
     slot
 }
 

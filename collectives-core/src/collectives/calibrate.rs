@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::Collectives;
 use super::calibration::{Calibration, Sample};
 use super::rows::Rows;
-use super::Collectives;
 use crate::agreement::Record;
 use crate::buffer::Buffer;
 use crate::collective::{Collective, Counts, Op};

@@ -208,7 +208,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             self.enqueue(&work, lease, &mut owners, site)?;
         }
         if let Ok(Some(lease)) = lease {
-            lease.complete()?;
+            self.scratch.release(lease)?;
         }
         Ok(reports)
     }

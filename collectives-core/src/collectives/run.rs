@@ -111,7 +111,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             out: copies.out.as_slice(),
         };
         self.enqueue(&work, Some(&lease), owners, site)?;
-        lease.complete()
+        self.scratch.release(lease)
     }
 
     /// Checks a call and gives its operands the windows they lie in, where that is wanted.

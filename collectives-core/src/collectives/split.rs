@@ -63,7 +63,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         });
         self.scratch.note_pieces(progress.pieces);
         match enqueued {
-            Ok(()) => lease.complete().map(|()| Ok(report)),
+            Ok(()) => self.scratch.release(lease).map(|()| Ok(report)),
             // A recording has moved nothing, and goes with its capture.
             Err(error) if progress.moved && site.capture.is_none() => {
                 Err(self.stopped(error, call, progress.pieces, cut.pieces()))

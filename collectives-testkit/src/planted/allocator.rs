@@ -10,7 +10,7 @@ use collectives_core::communicator::{CommInfo, Communicator, Deferred};
 use collectives_core::error::{Error, ErrorKind, Misuse, Refusal, Result};
 use collectives_core::path::Reason;
 use collectives_core::scratch::{
-    Lease, LeaseHold, Plan, Request, ScratchAllocator, Site, Splitting, Trimmed,
+    Lease, LeaseHold, Plan, Request, ScratchAllocator, Site, SlotId, Splitting, Trimmed,
 };
 use collectives_core::stats::Stats;
 use collectives_core::stream::Fence;
@@ -65,6 +65,7 @@ pub(crate) fn bugged(
             rank,
             inner,
             leases: Arc::default(),
+            lent: None,
             fence: None,
             failed: None,
         }),
@@ -78,6 +79,8 @@ struct BuggedAllocator {
     rank: usize,
     inner: Box<dyn ScratchAllocator>,
     leases: Arc<Mutex<Vec<Option<Lease>>>>,
+    /// The slot lent last.
+    lent: Option<SlotId>,
     fence: Option<Fence>,
     failed: Option<ErrorKind>,
 }
@@ -93,6 +96,7 @@ impl BuggedAllocator {
         lease: Lease,
         site: Site<'_>,
     ) -> Result<Lease> {
+        self.lent = Some(lease.slot());
         match self.bug {
             Planted::LeasesEndAtOnce => {
                 let shown = lease.seen_through(Arc::new(Nothing));
@@ -172,6 +176,14 @@ impl ScratchAllocator for BuggedAllocator {
         }
     }
 
+    fn release(&mut self, lease: Lease) -> Result<()> {
+        if self.is(Planted::ReleasedOutOfOrderLost) && self.lent != Some(lease.slot()) {
+            std::mem::forget(lease);
+            return Ok(());
+        }
+        self.inner.release(lease)
+    }
+
     fn fallback_reason(&self, error: &Error) -> Option<Reason> {
         if self.is(Planted::FallbackUndeclared) {
             return None;
@@ -227,6 +239,9 @@ impl ScratchAllocator for BuggedAllocator {
                 }
             }
             Planted::HitsUncounted => stats.hits = 0,
+            Planted::ReplaysForgotten => {
+                stats.replays = stats.slots.iter().map(|slot| slot.replays).sum();
+            }
             _ => {}
         }
         stats

@@ -201,6 +201,8 @@ planted! {
     StatsUndercount,
     /// Allocator: hits are not counted.
     HitsUncounted,
+    /// Allocator: replays count only as long as there is the slot that they used.
+    ReplaysForgotten,
     /// Allocator: a plan prices half of the slots.
     PlanHalves,
     /// Allocator: a request for nothing is served.
@@ -209,6 +211,8 @@ planted! {
     LeasesEndAtOnce,
     /// Allocator: a slot comes back only if no later lease is out.
     ReleasedInStackOrder,
+    /// Allocator: a lease that comes back while a later one is out stays out.
+    ReleasedOutOfOrderLost,
     /// Allocator: a hit asks the other ranks.
     HitAgrees,
     /// Allocator: a hit records an event that nobody needs.

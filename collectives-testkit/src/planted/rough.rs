@@ -256,6 +256,7 @@ impl ScratchAllocator for Rough {
             mapped: slot.memory.bytes(),
             leased: slot.busy.load(Ordering::Acquire),
             claimed: false,
+            replays: slot.memory.replays(),
             retired: false,
             arena: None,
         };

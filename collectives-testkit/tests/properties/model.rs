@@ -17,6 +17,7 @@ struct Slot {
     capacity: usize,
     leased: bool,
     graphs: usize,
+    replays: u64,
     arena: Option<u64>,
 }
 
@@ -53,6 +54,7 @@ struct Counts {
     busy: u64,
     registrations: u64,
     deregistrations: u64,
+    replays: u64,
 }
 
 /// A pool.
@@ -118,6 +120,12 @@ impl Model {
         *graphs = if claims { *graphs + 1 } else { *graphs - 1 };
     }
 
+    /// A graph that claimed a generation is launched.
+    pub(crate) fn replay(&mut self, generation: u64) {
+        self.counts.replays += 1;
+        self.of(generation).replays += 1;
+    }
+
     pub(crate) fn trim(&mut self) -> Trim {
         let before = self.mapped();
         let free: Vec<_> = self.everything().filter(|slot| !slot.is_held()).collect();
@@ -151,6 +159,7 @@ impl Model {
             busy: stats.busy,
             registrations: stats.registrations,
             deregistrations: stats.deregistrations,
+            replays: stats.replays,
         };
         if counts != self.counts {
             return Some(format!("{counts:?}, and the model {:?}", self.counts));
@@ -164,6 +173,7 @@ impl Model {
                     && found.capacity == slot.capacity
                     && found.mapped == self.mapping(slot.capacity)
                     && found.leased == slot.leased
+                    && found.replays == slot.replays
                     && found.retired != live(slot.generation)
                     && found.arena == slot.arena
             });
@@ -233,6 +243,7 @@ impl Model {
             capacity,
             leased: false,
             graphs: 0,
+            replays: 0,
             arena: extends.then_some(first).flatten(),
         });
         Ok(generation)

@@ -79,14 +79,19 @@ impl<'r, 'w> Run<'r, 'w> {
             Step::Complete(index) if !self.leases.is_empty() => {
                 let lease = self.leases.remove(index % self.leases.len());
                 self.lent.lend(lease.slot().0, false);
-                Ok(lease.complete()?)
+                let ended = match round % 3 {
+                    0 => lease.complete(),
+                    _ => self.scratch.release(lease),
+                };
+                Ok(ended?)
             }
             Step::Eager(size) => self.eager(size * unit),
             Step::Capture(size) => self.capture(size * unit),
             Step::Lost(size) => self.lose(size * unit),
             Step::Replay(index) if !self.graphs.is_empty() => {
                 let index = index % self.graphs.len();
-                let (graph, _) = &mut self.graphs[index];
+                let (graph, generation) = &mut self.graphs[index];
+                self.called.replay(*generation);
                 self.rig.replay(graph, round, self.rig.stream())
             }
             Step::Destroy(index) if !self.graphs.is_empty() => {

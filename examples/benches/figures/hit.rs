@@ -60,7 +60,7 @@ impl Hits {
             .scratch
             .acquire(&mut *self.comm, ASKED[self.turn], site)?;
         std::hint::black_box(&lease);
-        lease.complete()
+        self.scratch.release(lease)
     }
 
     /// Hits and registrations so far.

@@ -1,11 +1,14 @@
 //! Many captures and replays: exact, and without a leak.
 #![forbid(unsafe_code)]
 
+use collectives_core::reduce::ReduceOp;
+use collectives_core::scratch::Request;
+
 use crate::capability::Capability::{CountsMemory, Graphs, Symmetric};
-use crate::case::{Case, Outcome};
+use crate::case::{Case, Outcome, refused};
 use crate::ensure_eq;
 use crate::planted::Planted;
-use crate::rig::Rig;
+use crate::rig::{Handle, Rig};
 
 /// The cases.
 pub(super) const CASES: &[Case] = &[
@@ -33,6 +36,13 @@ pub(super) const CASES: &[Case] = &[
     )
     .needs(&[Symmetric, Graphs, CountsMemory])
     .catches(Planted::LaunchesLeak),
+    Case::new(
+        "I50",
+        "a replay is counted once for every slot that its graph owns",
+        counted,
+    )
+    .needs(&[Symmetric, Graphs])
+    .catches(Planted::ReplaysForgotten),
 ];
 
 fn captures_leak_nothing(rig: &mut Rig<'_>) -> Outcome {
@@ -105,5 +115,55 @@ fn flat_memory(rig: &mut Rig<'_>) -> Outcome {
     drop(graph);
     let trimmed = rig.settled_trim(&mut handle)?;
     ensure_eq!(trimmed.held_bytes, 0, "bytes held after the graph is gone");
+    rig.finish(handle)
+}
+
+fn counted(rig: &mut Rig<'_>) -> Outcome {
+    let mut handle = rig.collectives("exact")?;
+    let (device, sizes) = (rig.device(), [1 << 12, 2 * rig.granule()]);
+    let _plan = handle.reserve(&sizes.map(Request::new))?;
+    let mut of_one = rig.replay_of(&mut handle, sizes[0])?;
+    let mut small = rig.tensor::<f32>(sizes[0] / 4, 0)?;
+    let mut large = rig.tensor::<f32>(sizes[1] / 4, 0)?;
+    let (template, _) = rig.capture(|capture| {
+        handle.all_reduce(&mut small, ReduceOp::Sum, capture.stream())?;
+        handle.all_reduce(&mut small, ReduceOp::Sum, capture.stream())?;
+        handle.all_reduce(&mut large, ReduceOp::Sum, capture.stream())
+    })?;
+    let mut of_both = template.instantiate()?;
+    drop(template);
+    let counts = |handle: &Handle| {
+        let stats = handle.stats();
+        let of_slots = stats.slots.iter().map(|slot| slot.replays);
+        (of_slots.collect::<Vec<_>>(), stats.replays)
+    };
+    ensure_eq!(counts(&handle), (vec![0, 0], 0), "replays before the first");
+    for round in 0..3 {
+        rig.replay(&mut of_one, round, rig.stream())?;
+        rig.eager(&mut handle, sizes[0], rig.stream())?;
+    }
+    for _ in 0..2 {
+        of_both.launch(&*device, rig.stream())?;
+    }
+    // What was not launched does not count.
+    let (_nothing, launched) =
+        rig.capture(|capture| Ok(of_one.executable.launch(&*device, capture.stream())))?;
+    refused("a launch on a capturing stream", launched)?;
+    ensure_eq!(
+        counts(&handle),
+        (vec![5, 2], 7),
+        "replays by slot and in all"
+    );
+    device.synchronize(rig.stream())?;
+    drop(of_both);
+    let _trimmed = rig.settled_trim(&mut handle)?;
+    ensure_eq!(
+        counts(&handle),
+        (vec![5], 7),
+        "replays after a slot is gone"
+    );
+    rig.replay(&mut of_one, 9, rig.stream())?;
+    ensure_eq!(counts(&handle), (vec![6], 8), "replays after one more");
+    drop(of_one);
     rig.finish(handle)
 }

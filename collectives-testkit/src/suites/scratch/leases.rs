@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use collectives_core::scratch::{Lease, SCRATCH_ALIGNMENT};
+use collectives_core::scratch::{Lease, SCRATCH_ALIGNMENT, SlotId};
+use collectives_core::stats::SlotStats;
 
 use super::Scratch;
 use crate::capability::Capability::Symmetric;
@@ -55,6 +56,13 @@ pub(super) const CASES: &[Case] = &[
     )
     .needs(&[Symmetric])
     .catches(Planted::ReleasedInStackOrder),
+    Case::new(
+        "I20",
+        "a lease ends alike by itself and through its allocator",
+        release_ways,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::ReleasedOutOfOrderLost),
 ];
 
 fn inside_one_window(rig: &mut Rig<'_>) -> Outcome {
@@ -198,34 +206,52 @@ fn never_aliases(rig: &mut Rig<'_>) -> Outcome {
 }
 
 fn release_orders(rig: &mut Rig<'_>) -> Outcome {
-    let mut states = Vec::new();
-    for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2], [1, 2, 0]] {
-        let mut scratch = Scratch::new(rig, "geometric")?;
-        let mut leases = Vec::new();
-        for bytes in [1000, 2 * rig.granule(), 3000] {
-            let lease = rig.lease(&mut *scratch.comm, &mut *scratch.pool, bytes)?;
-            leases.push(Some(lease));
-        }
-        for index in order {
-            if let Some(lease) = leases[index].take() {
-                lease.complete()?;
-            }
-        }
-        let mut served = Vec::new();
-        for bytes in [3000, 1000, 2 * rig.granule(), 10] {
-            let lease = rig.lease(&mut *scratch.comm, &mut *scratch.pool, bytes)?;
-            served.push(lease.slot());
-            lease.complete()?;
-        }
-        states.push((served, scratch.pool.stats().slots));
-        scratch.close(rig)?;
-    }
-    for state in &states {
-        ensure_eq!(
-            state,
-            &states[0],
-            "the state after another order of releases"
-        );
+    let first = after_leases(rig, [0, 1, 2], [false; 3])?;
+    for order in [[2, 1, 0], [1, 0, 2], [1, 2, 0]] {
+        let state = after_leases(rig, order, [false; 3])?;
+        ensure_eq!(state, first, "the state after another order of releases");
     }
     Ok(())
+}
+
+fn release_ways(rig: &mut Rig<'_>) -> Outcome {
+    let first = after_leases(rig, [0, 1, 2], [false; 3])?;
+    for through in [[true; 3], [true, false, true], [false, true, false]] {
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+            let state = after_leases(rig, order, through)?;
+            ensure_eq!(state, first, "the state after leases ended another way");
+        }
+    }
+    Ok(())
+}
+
+/// The slots that later requests are served by, and all slots, after three leases ended in this order,
+/// each through the allocator or by itself.
+fn after_leases(
+    rig: &mut Rig<'_>,
+    order: [usize; 3],
+    through: [bool; 3],
+) -> Outcome<(Vec<SlotId>, Vec<SlotStats>)> {
+    let mut scratch = Scratch::new(rig, "geometric")?;
+    let mut leases = Vec::new();
+    for bytes in [1000, 2 * rig.granule(), 3000] {
+        let lease = rig.lease(&mut *scratch.comm, &mut *scratch.pool, bytes)?;
+        leases.push(Some(lease));
+    }
+    for index in order {
+        match leases[index].take() {
+            Some(lease) if through[index] => scratch.pool.release(lease)?,
+            Some(lease) => lease.complete()?,
+            None => {}
+        }
+    }
+    let mut served = Vec::new();
+    for bytes in [3000, 1000, 2 * rig.granule(), 10] {
+        let lease = rig.lease(&mut *scratch.comm, &mut *scratch.pool, bytes)?;
+        served.push(lease.slot());
+        lease.complete()?;
+    }
+    let slots = scratch.pool.stats().slots;
+    scratch.close(rig)?;
+    Ok((served, slots))
 }
