@@ -5,7 +5,7 @@ use collectives_core::memory::Memory;
 use collectives_core::scratch::Lease;
 
 fn out_of_a_lease(lease: Lease) -> Memory {
-    lease.memory
+    lease.held
 }
 
 fn out_of_a_graph(graph: Graph) {
