@@ -225,7 +225,7 @@ impl Lease {
     /// # Errors
     ///
     /// When the order with later users could not be enqueued.
-    #[inline]
+    #[inline(always)]
     pub fn complete(mut self) -> Result<()> {
         match std::mem::replace(&mut self.end, End::Done) {
             End::OfMemory => self.memory.hold().map_or(Ok(()), LeaseHold::complete),
