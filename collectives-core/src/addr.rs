@@ -135,7 +135,7 @@ impl Operand {
     /// # Errors
     ///
     /// [`Misuse::OutOfBounds`] when that leaves the range.
-    #[inline]
+    #[inline(always)]
     pub fn slice(self, offset: usize, bytes: usize) -> Result<Self> {
         if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
             return Err(self.too_short(offset, bytes));

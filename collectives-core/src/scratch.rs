@@ -230,7 +230,7 @@ impl Lease {
     /// # Errors
     ///
     /// When the order with later users could not be enqueued.
-    #[inline]
+    #[inline(always)]
     pub fn complete(mut self) -> Result<()> {
         let held = std::mem::replace(&mut self.held, Held::Nothing);
         // Nothing is left in it to drop.

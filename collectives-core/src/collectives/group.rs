@@ -175,7 +175,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
                     let bytes = staged::scratch_bytes(call, sides, self.world_size)?;
                     let scratch = lease.operand().slice(offset, bytes)?;
                     offset += aligned(bytes)?;
-                    reports.push(OpReport::staged(call, lease, kernel, 1));
+                    reports.push(OpReport::staged(call, lease, kernel));
                     let copies = staged::stage(call, sides, scratch, self.world_size)?;
                     into.extend(copies.into);
                     out.extend(copies.out);

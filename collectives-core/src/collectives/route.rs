@@ -1,8 +1,7 @@
 //! Chooses the path of one call: a pure function of what all ranks see.
 
 use super::rows::Rows;
-use super::staged::has_equal_sides;
-use crate::addr::Operand;
+use super::staged::is_rooted;
 use crate::collective::Collective;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{Fallback, Kernel, Path, Reason, Sides, Staging};
@@ -80,20 +79,20 @@ pub(super) fn choose(call: &Collective<'_>, rules: &Rules<'_>) -> Route {
 
 /// The sides the kernel needs in a window that are not; all it needs when staging is forced.
 ///
-/// A rank that is not the root has one of two equal sides, which speaks for both, as it does on the root.
+/// A rank that is not the root has one side only, which speaks for both, as on the root.
 #[inline]
 pub(super) fn missing_sides(call: &Collective<'_>, needs: Sides, forced: bool) -> Option<Sides> {
-    let missing = |side: Operand, other: Operand| {
-        side.window.is_none()
-            && (side.bytes > 0 || !has_equal_sides(call.kind()) || other.window.is_none())
-    };
-    let send = needs.send() && (forced || missing(call.send, call.recv));
-    let recv = needs.recv() && (forced || missing(call.recv, call.send));
+    let send = needs.send() && (forced || call.send.window.is_none());
+    let recv = needs.recv() && (forced || call.recv.window.is_none());
     match (send, recv) {
         (true, true) => Some(Sides::Both),
+        (false, false) => None,
+        _ if is_rooted(call.kind()) && !forced => {
+            let in_window = call.send.window.is_some() || call.recv.window.is_some();
+            (!in_window).then_some(needs)
+        }
         (true, false) => Some(Sides::Send),
         (false, true) => Some(Sides::Recv),
-        (false, false) => None,
     }
 }
 
@@ -131,7 +130,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::addr::{Addr, WindowId, WindowSlice};
+    use crate::addr::{Addr, Operand, WindowId, WindowSlice};
     use crate::collective::{Counts, Op, OpKind};
     use crate::dtype::DType;
     use crate::path::{PathRule, PathTable};

@@ -64,27 +64,35 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             } => (path, reason, kernel),
             Route::Stage { sides, kernel } => {
                 let bytes = staged::scratch_bytes(call, sides, self.world_size)?;
-                let staged = if bytes > self.splitting.piece
-                    && let Some(cut) = self.cut_large(call, bytes)
-                {
-                    self.run_cut(call, &cut, (sides, kernel), owners, site)?
-                } else {
-                    let request = Request::new(bytes);
-                    match self.scratch.acquire(&mut self.comm, request, site) {
-                        Ok(lease) => {
-                            let report = OpReport::staged(call, &lease, kernel, 1);
-                            self.run_staged(call, sides, lease, owners, site)?;
-                            return Ok(report);
-                        }
-                        Err(error) => Err(self.reason_to_fall_back(error, bytes)?),
+                if bytes > self.splitting.piece {
+                    return self.run_large(*call, (sides, kernel, bytes), owners, site);
+                }
+                let request = Request::new(bytes);
+                match self.scratch.acquire(&mut self.comm, request, site) {
+                    Ok(lease) => {
+                        let report = OpReport::staged(call, &lease, kernel);
+                        self.run_staged(call, sides, lease, owners, site)?;
+                        return Ok(report);
                     }
-                };
-                match staged {
-                    Ok(report) => return Ok(report),
-                    Err(reason) => (Path::Fallback, reason, Kernel::Ordinary),
+                    Err(error) => {
+                        let reason = self.reason_to_fall_back(error, bytes)?;
+                        (Path::Fallback, reason, Kernel::Ordinary)
+                    }
                 }
             }
         };
+        self.run_as_is(call, (path, reason, kernel), owners, site)
+    }
+
+    /// Runs a call on its operands where they are.
+    #[inline(always)]
+    pub(super) fn run_as_is(
+        &mut self,
+        call: &Collective<'_>,
+        (path, reason, kernel): (Path, Reason, Kernel),
+        owners: &mut [&Memory],
+        site: Site<'_>,
+    ) -> Result<OpReport> {
         route::permit(call, path, reason, self.fallback)?;
         let work = Work {
             into: &[],
@@ -95,8 +103,9 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         Ok(OpReport::unstaged(call, path, reason, kernel))
     }
 
-    #[inline]
-    fn run_staged(
+    // Always inline, or the rare path of large calls would make it a call of its own on the common one.
+    #[inline(always)]
+    pub(super) fn run_staged(
         &mut self,
         call: &mut Collective<'_>,
         sides: Sides,
@@ -193,94 +202,93 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         owners: &mut [&Memory],
         site: Site<'_>,
     ) -> Result<()> {
-        self.enqueue_with(lease, owners, site, |queue| {
-            queue.copy(work.into.iter().copied())?;
-            queue.call(work.calls)?;
-            queue.settle(work.calls)?;
-            queue.copy(work.out.iter().copied())
+        let drains = self.drains;
+        self.in_order(lease, owners, site, |comm, device| {
+            enqueue_all(comm, device, work, drains, site)
         })
     }
 
-    /// Enqueues what `work` does, on a stream that is ordered after the last use of the operands.
-    #[inline]
-    pub(super) fn enqueue_with(
+    /// Runs `enqueue` with the stream ordered after the last use of the owners.
+    #[inline(always)]
+    pub(super) fn in_order(
         &mut self,
         lease: Option<&Lease>,
         owners: &mut [&Memory],
         site: Site<'_>,
-        work: impl FnOnce(&mut Queue<'_, C>) -> Result<()>,
+        enqueue: impl FnOnce(&mut C, &dyn Device) -> Result<()>,
     ) -> Result<()> {
-        let (id, drains) = (self.device_id, self.drains);
-        let Self { comm, device, .. } = self;
-        let device = &**device;
-        let begun = |comm| Queue {
-            comm: AbortOnPanic(comm),
-            device,
-            drains,
-            site,
-        };
         if site.capture.is_some() {
-            order::retained(device, owners, site.stream)?;
-            return begun(comm).end(work);
+            let Self { comm, device, .. } = self;
+            order::retained(&**device, owners, site.stream)?;
+            return enqueue(comm, &**device);
         }
         if let Some(lease) = lease {
             lease.note_use(site.stream);
         }
-        order::exclusively_on(device, id, owners, site.stream, || begun(comm).end(work))
+        let id = self.device_id;
+        let Self { comm, device, .. } = self;
+        let device = &**device;
+        order::exclusively_on(device, id, owners, site.stream, || enqueue(comm, device))
     }
 }
 
-/// Where the data-moving part of a call is enqueued; if that unwinds, peers must not wait for this rank.
-pub(super) struct Queue<'a, C: Communicator> {
-    comm: AbortOnPanic<'a, C>,
-    device: &'a dyn Device,
+/// The data-moving part; if it unwinds, peers must not wait for this rank.
+#[inline(never)]
+fn enqueue_all<C: Communicator>(
+    comm: &mut C,
+    device: &dyn Device,
+    work: &Work<'_, '_>,
     drains: bool,
-    site: Site<'a>,
+    site: Site<'_>,
+) -> Result<()> {
+    let guard = AbortOnPanic(comm);
+    for copy in work.into {
+        enqueue_copy(device, copy, site.stream)?;
+    }
+    enqueue_calls(guard.0, work.calls, site)?;
+    settle(guard.0, work.calls, drains, site)?;
+    for copy in work.out {
+        enqueue_copy(device, copy, site.stream)?;
+    }
+    // Nothing unwound, so nobody needs to be asked whether something does.
+    std::mem::forget(guard);
+    Ok(())
 }
 
-impl<C: Communicator> Queue<'_, C> {
-    #[inline]
-    fn end(mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
-        let done = work(&mut self);
-        // Nothing unwound, so nobody needs to be asked whether something does.
-        std::mem::forget(self.comm);
-        done
-    }
+#[inline]
+pub(super) fn enqueue_copy(device: &dyn Device, copy: &Copy, stream: &StreamRef) -> Result<()> {
+    // SAFETY: One range lies in the lease and the other in the tensor; both are valid until the
+    // copy has run, for the reasons given at the calls.
+    unsafe { device.copy(copy.dst, copy.src, copy.bytes, stream) }
+}
 
-    #[inline]
-    pub(super) fn copy(&self, mut copies: impl Iterator<Item = Copy>) -> Result<()> {
-        copies.try_for_each(|copy| {
-            // SAFETY: One range lies in the lease and the other in the tensor; both are valid until the
-            // copy has run, for the reasons given at the call.
-            unsafe {
-                self.device
-                    .copy(copy.dst, copy.src, copy.bytes, self.site.stream)
-            }
-        })
-    }
+/// Enqueues operations that `check` has seen, or pieces of such.
+#[inline]
+pub(super) fn enqueue_calls<C: Communicator>(
+    comm: &mut C,
+    calls: &[Collective<'_>],
+    site: Site<'_>,
+) -> Result<()> {
+    // SAFETY: `check` found the operands valid in shape, which neither staging nor cutting changes, and
+    // asked the stream. Their bytes are valid for the device by the contract of `Tensor` or of the
+    // lease, and the stream is ordered after their last users: by the caller for owners, by the allocator
+    // for slots.
+    unsafe { comm.enqueue_checked(calls, site) }
+}
 
-    #[inline]
-    pub(super) fn call(&mut self, calls: &[Collective<'_>]) -> Result<()> {
-        // SAFETY: `check` found the operands valid in shape, which neither staging nor cutting changes,
-        // and asked the stream. Their bytes are valid for the device by the contract of `Tensor` or of
-        // the lease, and the stream is ordered after their last users: by the caller for owners, by the
-        // allocator for slots.
-        unsafe { self.comm.0.enqueue_checked(calls, self.site) }
+/// Has the stream wait until no peer reads the operands any more.
+#[inline]
+pub(super) fn settle<C: Communicator>(
+    comm: &mut C,
+    calls: &[Collective<'_>],
+    drains: bool,
+    site: Site<'_>,
+) -> Result<()> {
+    if !drains && calls.iter().any(is_read_by_peers) {
+        // SAFETY: A barrier has no operands.
+        unsafe { comm.enqueue(&[Collective::BARRIER], site.stream) }?;
     }
-
-    /// Waits, in stream order, until no peer reads the operands any more.
-    #[inline]
-    pub(super) fn settle(&mut self, calls: &[Collective<'_>]) -> Result<()> {
-        if !self.drains && calls.iter().any(is_read_by_peers) {
-            // SAFETY: A barrier has no operands.
-            unsafe {
-                self.comm
-                    .0
-                    .enqueue(&[Collective::BARRIER], self.site.stream)
-            }?;
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// Whether peers may read or write its operands themselves. It is the same on all ranks, since windows
@@ -290,7 +298,8 @@ fn is_read_by_peers(call: &Collective<'_>) -> bool {
     !call.kind().is_point_to_point() && windows.iter().any(Option::is_some)
 }
 
-struct AbortOnPanic<'a, C: Communicator>(&'a mut C);
+/// Aborts what it borrows if it is dropped by a panic.
+pub(super) struct AbortOnPanic<'a, C: Communicator>(pub(super) &'a mut C);
 
 impl<C: Communicator> Drop for AbortOnPanic<'_, C> {
     fn drop(&mut self) {
@@ -317,17 +326,13 @@ impl OpReport {
         }
     }
 
-    pub(super) fn staged(
-        call: &Collective<'_>,
-        lease: &Lease,
-        kernel: Kernel,
-        pieces: u32,
-    ) -> Self {
+    #[inline(always)]
+    pub(super) fn staged(call: &Collective<'_>, lease: &Lease, kernel: Kernel) -> Self {
         Self {
             path: Path::Staged,
             reason: Reason::StagingPays,
             bytes: call.send.bytes.max(call.recv.bytes),
-            pieces,
+            pieces: 1,
             slot: Some(lease.slot()),
             kernel,
         }

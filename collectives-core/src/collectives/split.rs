@@ -4,12 +4,13 @@ use std::slice;
 
 use super::Collectives;
 use super::pieces::Cut;
+use super::run::{AbortOnPanic, enqueue_calls, enqueue_copy, settle};
 use crate::collective::Collective;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
-use crate::path::{Kernel, OpReport, Reason, Sides, Staging};
-use crate::scratch::{ScratchAllocator, Site, Splitting};
+use crate::path::{Kernel, OpReport, Path, Sides, Staging};
+use crate::scratch::{Lease, ScratchAllocator, Site, Splitting};
 
 impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// How a call is cut that needs these sides in windows and so many bytes of scratch for it; `None`
@@ -22,48 +23,68 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         Cut::of(call, needs, piece, &self.rows, self.world_size)
     }
 
-    /// [`Collectives::cut`] of a call that was checked.
+    /// Stages a call that was checked and needs more than a piece.
     #[cold]
-    pub(super) fn cut_large(&self, call: &Collective<'_>, bytes: usize) -> Option<Cut> {
-        let row = self.rows.find(call).ok()?;
-        self.cut(call, row.needs, bytes)
+    #[inline(never)]
+    pub(super) fn run_large(
+        &mut self,
+        mut call: Collective<'_>,
+        (sides, kernel, bytes): (Sides, Kernel, usize),
+        owners: &mut [&Memory],
+        site: Site<'_>,
+    ) -> Result<OpReport> {
+        let row = self.rows.find(&call).ok();
+        let cut = row.and_then(|row| self.cut(&call, row.needs, bytes));
+        let leased = cut.map_or(bytes, |_| self.splitting.piece);
+        let lease = match self.acquire(leased, site)? {
+            Ok(lease) => lease,
+            Err(reason) => {
+                let as_is = (Path::Fallback, reason, Kernel::Ordinary);
+                return self.run_as_is(&call, as_is, owners, site);
+            }
+        };
+        let report = OpReport::staged(&call, &lease, kernel);
+        let Some(cut) = cut else {
+            self.run_staged(&mut call, sides, lease, owners, site)?;
+            return Ok(report);
+        };
+        self.run_cut(&call, &cut, sides, lease, owners, site)?;
+        Ok(OpReport {
+            pieces: u32::try_from(cut.pieces()).unwrap_or(u32::MAX),
+            ..report
+        })
     }
 
-    /// Runs a call that was cut, or says why it must take the ordinary path.
-    #[inline(never)]
-    pub(super) fn run_cut(
+    fn run_cut(
         &mut self,
         call: &Collective<'_>,
         cut: &Cut,
-        (missing, kernel): (Sides, Kernel),
+        missing: Sides,
+        lease: Lease,
         owners: &mut [&Memory],
         site: Site<'_>,
-    ) -> Result<Result<OpReport, Reason>> {
-        let lease = match self.acquire(self.splitting.piece, site)? {
-            Ok(lease) => lease,
-            Err(reason) => return Ok(Err(reason)),
-        };
-        let pieces = u32::try_from(cut.pieces()).unwrap_or(u32::MAX);
-        let report = OpReport::staged(call, &lease, kernel, pieces);
+    ) -> Result<()> {
         let sides = cut.sides(call, missing, self.staging == Staging::Forced);
-        let (scratch, world_size) = (lease.operand(), self.world_size);
+        let (scratch, world_size, drains) = (lease.operand(), self.world_size, self.drains);
         let mut progress = Progress::default();
-        let enqueued = self.enqueue_with(Some(&lease), owners, site, |queue| {
+        let enqueued = self.in_order(Some(&lease), owners, site, |comm, device| {
+            let guard = AbortOnPanic(comm);
             for index in 0..cut.pieces() {
                 let piece = cut.piece(call, index, sides, scratch, world_size)?;
                 let calls = slice::from_ref(&piece.call);
-                queue.copy(piece.into.each())?;
-                queue.call(calls)?;
+                let enqueue = |copy| enqueue_copy(device, &copy, site.stream);
+                piece.into.each().try_for_each(enqueue)?;
+                enqueue_calls(guard.0, calls, site)?;
                 progress.moved = true;
-                queue.settle(calls)?;
-                queue.copy(piece.out.each())?;
+                settle(guard.0, calls, drains, site)?;
+                piece.out.each().try_for_each(enqueue)?;
                 progress.pieces += 1;
             }
             Ok(())
         });
         self.scratch.note_pieces(progress.pieces);
         match enqueued {
-            Ok(()) => self.scratch.release(lease).map(|()| Ok(report)),
+            Ok(()) => self.scratch.release(lease),
             // A recording has moved nothing, and goes with its capture.
             Err(error) if progress.moved && site.capture.is_none() => {
                 Err(self.stopped(error, call, progress.pieces, cut.pieces()))

@@ -23,8 +23,7 @@ pub(super) struct Copies {
 
 /// Scratch bytes of a call: equal on all ranks, also where ranks have parts of different length.
 ///
-/// An operation on equal sides runs in place in one range; a gather or a scatter gives each staged
-/// side its own.
+/// An operation on equal sides runs in place in one range; others give each staged side its own.
 #[inline]
 pub(super) fn scratch_bytes(
     call: &Collective<'_>,
@@ -32,16 +31,22 @@ pub(super) fn scratch_bytes(
     world_size: usize,
 ) -> Result<usize> {
     match (call.kind(), call.counts) {
-        (kind, Counts::Even(count)) if has_equal_sides(kind) => call.dtype.bytes(count),
+        // Apart, because this is called most.
+        (OpKind::AllReduce, Counts::Even(count)) => call.dtype.bytes(count),
         _ => sides_bytes(call, sides, world_size),
     }
 }
 
-/// Whether every rank's operands have the same length and lie at the same place of the result, so that
-/// send and receive operand may be one range.
+/// Whether send and receive operand are equally long, so that both may be one range.
 #[inline]
 pub(super) const fn has_equal_sides(kind: OpKind) -> bool {
-    matches!(kind, OpKind::AllReduce | OpKind::Broadcast | OpKind::Reduce)
+    matches!(kind, OpKind::AllReduce) || is_rooted(kind)
+}
+
+/// Whether a rank that is not the root has only one of two equal sides.
+#[inline]
+pub(super) const fn is_rooted(kind: OpKind) -> bool {
+    matches!(kind, OpKind::Broadcast | OpKind::Reduce)
 }
 
 fn sides_bytes(call: &Collective<'_>, sides: Sides, world_size: usize) -> Result<usize> {
@@ -86,15 +91,18 @@ fn too_large() -> Error {
 }
 
 /// Moves the call to `scratch`, which has [`scratch_bytes`] bytes.
-#[inline]
+#[inline(always)]
 pub(super) fn stage(
     call: &mut Collective<'_>,
     sides: Sides,
     scratch: Operand,
     world_size: usize,
 ) -> Result<Copies> {
-    let in_place = has_equal_sides(call.kind());
-    let both = sides.send() && sides.recv() && !in_place;
+    let both = match call.kind() {
+        OpKind::AllReduce => false,
+        kind if is_rooted(kind) => return stage_rooted(call, sides, scratch),
+        _ => sides.send() && sides.recv(),
+    };
     let recv_start = match both {
         true => aligned(side_bytes(call, world_size)?.0)?,
         false => 0,
@@ -107,14 +115,32 @@ pub(super) fn stage(
         // whole stays where it is. A kernel that needs one side alone needs no window for it.
         (call.send.window, call.recv.window) = (None, None);
     }
-    // A rank that is not the root has one of two equal sides, which stays empty.
-    let absent = |side: Operand| in_place && side.bytes == 0;
-    if sides.send() && !absent(send) {
+    if sides.send() {
         call.send = scratch.slice(0, send.bytes)?;
     }
-    if sides.recv() && !absent(recv) {
-        call.recv = scratch.slice(recv_start, recv.bytes)?;
+    if sides.recv() {
+        call.recv = match both || !sides.send() {
+            true => scratch.slice(recv_start, recv.bytes)?,
+            // An all-reduce runs in place, on sides that are equally long.
+            false => call.send,
+        };
     }
+    Ok(Copies {
+        into: copy(sides.send(), call.send, send),
+        out: copy(sides.recv(), recv, call.recv),
+    })
+}
+
+/// A rooted operation runs in place; a side that this rank does not have stays empty.
+#[inline(never)]
+fn stage_rooted(call: &mut Collective<'_>, sides: Sides, scratch: Operand) -> Result<Copies> {
+    let (send, recv) = (call.send, call.recv);
+    let moved = |side: Operand, staged: bool| match staged && side.bytes > 0 {
+        true => scratch.slice(0, side.bytes),
+        false => Ok(side),
+    };
+    call.send = moved(send, sides.send())?;
+    call.recv = moved(recv, sides.recv())?;
     Ok(Copies {
         into: copy(sides.send(), call.send, send),
         out: copy(sides.recv(), recv, call.recv),
