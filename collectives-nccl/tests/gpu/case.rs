@@ -14,6 +14,8 @@ pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) run: fn(&mut Ctx) -> Outcome,
     symmetric: bool,
+    /// GPUs that it needs.
+    gpus: usize,
 }
 
 /// What there is.
@@ -32,6 +34,8 @@ pub(crate) enum Missing {
     OfMachine(String),
     /// This version of NCCL does not have it, or not rightly.
     OfVersion(String),
+    /// The machine has too few of them.
+    Gpus(String),
 }
 
 impl Case {
@@ -41,6 +45,7 @@ impl Case {
             name,
             run,
             symmetric: false,
+            gpus: 1,
         }
     }
 
@@ -50,7 +55,13 @@ impl Case {
             name,
             run,
             symmetric: true,
+            gpus: 1,
         }
+    }
+
+    /// The case where there are at least so many GPUs.
+    pub(crate) const fn on(self, gpus: usize) -> Self {
+        Self { gpus, ..self }
     }
 }
 
@@ -75,6 +86,9 @@ impl Here {
         let of_machine = self.nothing.clone().map(Missing::OfMachine);
         let asymmetric = self.asymmetric.clone().filter(|_| case.symmetric);
         let unshared = self.unshared.clone().filter(|_| ranks > self.gpus);
-        of_machine.or_else(|| asymmetric.or(unshared).map(Missing::OfVersion))
+        let of_version = asymmetric.or(unshared).map(Missing::OfVersion);
+        let few = (self.gpus < case.gpus)
+            .then(|| Missing::Gpus(format!("{} GPUs of {}", self.gpus, case.gpus)));
+        of_machine.or(of_version).or(few)
     }
 }

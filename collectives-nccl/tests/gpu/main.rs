@@ -17,6 +17,7 @@ mod parent;
 mod paths;
 mod rank;
 mod scratch;
+mod several;
 mod values;
 mod windows;
 
@@ -65,7 +66,7 @@ const SHARED: &[Case] = &[
     Case::symmetric("different_windows_are_caught", windows::mismatch),
 ];
 
-/// Cases after which the world is gone.
+/// Cases after which the world is gone, or that have one of their own.
 const ALONE: &[Case] = &[
     Case::plain(
         "set_up_ends_when_a_peer_stays_away",
@@ -86,6 +87,7 @@ const ALONE: &[Case] = &[
     Case::plain("work_ends_when_a_peer_exits", failing::peer_exits),
     Case::plain("work_ends_when_a_peer_hangs", failing::peer_hangs),
     Case::plain("an_abort_reaches_everybody", failing::abort),
+    Case::symmetric("one_process_drives_every_gpu", several::one_process).on(2),
 ];
 
 fn main() -> ExitCode {
@@ -126,7 +128,7 @@ fn trial(
     let (why, ignored) = match missing {
         None => (None, false),
         Some(Missing::OfMachine(why)) => (Some(why), !required),
-        Some(Missing::OfVersion(why)) => (Some(why), true),
+        Some(Missing::OfVersion(why) | Missing::Gpus(why)) => (Some(why), true),
     };
     let reason = why.clone();
     let trial = Trial::test(format!("{ranks}_ranks::{name}"), move || {

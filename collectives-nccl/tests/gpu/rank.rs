@@ -119,20 +119,28 @@ pub(crate) fn run<'a>(place: &Place, known: impl Iterator<Item = &'a Case>) -> E
 
 impl Ctx {
     fn new(place: &Place) -> Result<Self, String> {
-        let gpu = place.rank % CudaDevice::count().max(1);
-        let cuda = CudaDevice::open(gpu).said("open")?;
-        let device = Arc::clone(&cuda) as Arc<dyn Device>;
         let store = Join::new(Rank::new(place.rank), place.ranks, "127.0.0.1", place.port)
             .deadline(Duration::from_secs(60))
             .join()
             .said("join")?;
+        Self::of(place.rank, place.ranks, Arc::new(store))
+    }
+
+    /// A rank on the next GPU, in turn.
+    pub(crate) fn of(
+        rank: usize,
+        ranks: usize,
+        bootstrap: Arc<dyn Bootstrap>,
+    ) -> Result<Self, String> {
+        let cuda = CudaDevice::open(rank % CudaDevice::count().max(1)).said("open")?;
+        let device = Arc::clone(&cuda) as Arc<dyn Device>;
         Ok(Self {
-            rank: place.rank,
-            ranks: place.ranks,
+            rank,
+            ranks,
             stream: device.create_stream().said("stream")?,
             cuda,
             device,
-            bootstrap: Arc::new(store),
+            bootstrap,
             dies: false,
             worlds: 0,
         })
