@@ -44,9 +44,9 @@ const fn batch(bytes: usize) -> usize {
 }
 
 impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
-    /// Measures from how many bytes on copying through scratch pays for each operation that has
-    /// symmetric kernels, eagerly and, where the device has graphs, in a graph, and stages by that;
-    /// collective, and blocks.
+    /// Measures at which sizes copying through scratch pays for each operation that has symmetric
+    /// kernels, eagerly and, where the device has graphs, in a graph, and stages by that; collective, and
+    /// blocks.
     ///
     /// The backend's table says where staging pays on the machines its author measured. Where the copies
     /// cost more or less than there, because of a slower host or a faster link, [`Staging::Auto`]
@@ -75,7 +75,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// same.
     pub fn stage_by(&mut self, calibration: &Calibration) {
         let mut rows = Rows::of(&self.comm.capabilities().paths, self.world_size);
-        rows.stage_from(|op, captured, table| calibration.stage_from(op, captured, table));
+        rows.calibrate(calibration);
         self.rows = rows;
     }
 

@@ -1,6 +1,7 @@
-//! From how many bytes on copying through scratch pays, by measurement.
+//! At which sizes copying through scratch pays, by measurement.
 
 use std::fmt;
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::collective::OpKind;
@@ -26,49 +27,53 @@ pub struct Sample {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Calibration(pub Vec<Sample>);
 
+/// Which sizes an operation is staged at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Staged {
+    /// Bytes of the larger operand that staging pays for, as far as it was measured.
+    pub sizes: Range<usize>,
+    /// The largest size that was measured, in bytes; a larger one goes by the backend's table.
+    pub measured: usize,
+}
+
 impl Calibration {
-    /// From how many bytes on staging an operation pays: the size that loses least, as the sum over all
-    /// samples of what the way taken takes longer than the better one, in parts of the better one. What
-    /// is larger than every sample goes as `otherwise`, a number of bytes, says.
+    /// At which sizes staging an operation pays, if it was measured: the range that loses least, as the sum
+    /// over all samples of what the way taken takes longer than the better one, in parts of the better
+    /// one. Of ranges that lose the same it is the one that stages least.
+    ///
+    /// A range, because copies cost too much where an operation is short, and may cost too much again
+    /// where the ordinary kernel has caught up.
     #[must_use]
-    pub fn stage_from(&self, op: OpKind, captured: bool, otherwise: usize) -> usize {
-        let samples = self.0.iter().filter(|sample| {
-            (sample.op, sample.captured) == (op, captured) && sample.bytes < usize::MAX
-        });
-        let samples: Vec<_> = samples.collect();
-        let Some(largest) = samples.iter().map(|sample| sample.bytes).max() else {
-            return otherwise;
-        };
-        let beyond = otherwise.max(largest + 1);
-        let loss = |from: usize| -> f64 {
+    pub fn staged(&self, op: OpKind, captured: bool) -> Option<Staged> {
+        let of_this = |sample: &&Sample| (sample.op, sample.captured) == (op, captured);
+        let mut samples: Vec<_> = self.0.iter().filter(of_this).collect();
+        samples.sort_unstable_by_key(|sample| sample.bytes);
+        let measured = samples.last()?.bytes;
+        // Each size begins a range, and what follows the last ends it.
+        let end = measured.saturating_add(1);
+        let mut bounds: Vec<_> = samples.iter().map(|sample| sample.bytes).collect();
+        bounds.push(end);
+        let loss = |sizes: &Range<usize>| -> f64 {
             let losses = samples
                 .iter()
-                .map(|sample| sample.loss(sample.bytes >= from));
+                .map(|sample| sample.loss(sizes.contains(&sample.bytes)));
             losses.sum()
         };
-        // Of two that lose the same the larger one takes less scratch.
-        let candidates = samples.iter().map(|sample| sample.bytes);
-        candidates
-            .map(|from| (loss(from), from))
-            .fold((loss(beyond), beyond), |best, other| {
-                let less = other.0.total_cmp(&best.0);
-                match less.then(best.1.cmp(&other.1)) {
-                    std::cmp::Ordering::Less => other,
-                    _ => best,
+        let mut best = end..end;
+        let mut least = loss(&best);
+        for (index, &from) in bounds.iter().enumerate() {
+            for &below in &bounds[index + 1..] {
+                let sizes = from..below;
+                let lost = loss(&sizes);
+                if lost < least || lost <= least && sizes.len() < best.len() {
+                    (best, least) = (sizes, lost);
                 }
-            })
-            .1
-    }
-
-    /// The most that the way taken takes longer than the better one, in parts of the better one, over
-    /// the samples of one operation.
-    #[must_use]
-    pub fn worst_loss(&self, op: OpKind, captured: bool, from: usize) -> f64 {
-        let samples = self.0.iter();
-        samples
-            .filter(|sample| (sample.op, sample.captured) == (op, captured))
-            .map(|sample| sample.loss(sample.bytes >= from))
-            .fold(0.0, f64::max)
+            }
+        }
+        Some(Staged {
+            sizes: best,
+            measured,
+        })
     }
 }
 
@@ -120,29 +125,29 @@ mod tests {
         Calibration(times.iter().map(sample).collect())
     }
 
-    fn from(times: &[(usize, u64, u64)], otherwise: usize) -> usize {
-        samples(times).stage_from(OpKind::AllReduce, false, otherwise)
+    fn staged(times: &[(usize, u64, u64)]) -> Range<usize> {
+        let staged = samples(times).staged(OpKind::AllReduce, false).unwrap();
+        assert_eq!(Some(staged.measured), times.iter().map(|time| time.0).max());
+        staged.sizes
     }
 
     #[test]
-    fn staging_begins_where_it_begins_to_pay() {
+    fn staging_begins_where_it_begins_to_pay_and_ends_where_it_ends() {
         let crossing = [(64, 10, 20), (128, 15, 20), (256, 30, 21), (512, 60, 25)];
-        assert_eq!(from(&crossing, 1 << 20), 256);
-        assert_eq!(from(&crossing[..2], 1 << 20), 1 << 20);
-        assert_eq!(
-            from(&crossing[..2], 0),
-            129,
-            "never, as far as it was measured"
-        );
-        assert_eq!(from(&crossing[2..], 1 << 20), 256, "always");
-        assert_eq!(from(&[], 77), 77);
-        assert_eq!(from(&[(64, 10, 10)], 0), 65, "no scratch for no gain");
+        assert_eq!(staged(&crossing), 256..513);
+        assert!(staged(&crossing[..2]).is_empty());
+        assert_eq!(staged(&crossing[2..]), 256..513);
+        let twice = [(64, 10, 20), (128, 27, 26), (256, 42, 31), (512, 45, 57)];
+        assert_eq!(staged(&twice), 128..512);
+        assert!(staged(&[(64, 10, 10)]).is_empty(), "no scratch for no gain");
+        let nothing = Calibration::default();
+        assert_eq!(nothing.staged(OpKind::AllReduce, false), None);
     }
 
     #[test]
     fn one_odd_sample_does_not_move_it() {
         let noisy = [(64, 10, 20), (128, 100, 99), (256, 10, 20), (512, 60, 25)];
-        assert_eq!(from(&noisy, 1 << 20), 512);
+        assert_eq!(staged(&noisy), 512..513);
     }
 
     #[test]
@@ -153,24 +158,31 @@ mod tests {
             direct: Duration::from_nanos(1),
             ..both.0[0]
         });
-        assert_eq!(both.stage_from(OpKind::AllReduce, false, 9999), 64);
-        assert_eq!(both.stage_from(OpKind::AllReduce, true, 9999), 9999);
-        assert_eq!(both.stage_from(OpKind::AllGather, false, 9999), 9999);
+        let sizes = |op, captured| both.staged(op, captured).map(|staged| staged.sizes);
+        assert_eq!(sizes(OpKind::AllReduce, false), Some(64..65));
+        assert_eq!(sizes(OpKind::AllReduce, true), Some(65..65));
+        assert_eq!(sizes(OpKind::AllGather, false), None);
     }
 
     proptest! {
         #[test]
-        fn no_other_size_loses_less(
+        fn no_other_range_loses_less(
             times in prop::collection::vec((1_usize..5000, 1_u64..1000, 1_u64..1000), 1..12),
-            otherwise in 0_usize..6000,
         ) {
             let calibration = samples(&times);
-            let total = |from: usize| -> f64 {
-                calibration.0.iter().map(|sample| sample.loss(sample.bytes >= from)).sum()
+            let total = |sizes: Range<usize>| -> f64 {
+                let losses = calibration
+                    .0
+                    .iter()
+                    .map(|sample| sample.loss(sizes.contains(&sample.bytes)));
+                losses.sum()
             };
-            let chosen = total(calibration.stage_from(OpKind::AllReduce, false, otherwise));
-            for from in times.iter().map(|time| time.0).chain([0, usize::MAX]) {
-                prop_assert!(chosen <= total(from) + 1e-9);
+            let chosen = total(staged(&times));
+            let bounds: Vec<_> = times.iter().map(|time| time.0).chain([0, 5000]).collect();
+            for &from in &bounds {
+                for &below in &bounds {
+                    prop_assert!(chosen <= total(from..below) + 1e-9);
+                }
             }
         }
     }

@@ -24,7 +24,7 @@ mod switch;
 mod symmetric;
 
 pub use average::Averaged;
-pub use calibration::{Calibration, Sample};
+pub use calibration::{Calibration, Sample, Staged};
 pub use group::Group;
 pub use scope::HostScope;
 pub use switch::Switch;

@@ -1,8 +1,10 @@
 //! A backend's table as calls are compared with it: the rows that serve this world, packed.
 //!
 //! A call looks its row up between two calls of a library that has filled the caches with what is
-//! its, so each row is one cache line, and the element types and reductions it serves are bits in it.
+//! its, so what is looked at is one cache line a row, with the element types and reductions it serves as
+//! bits in it. What only tensors in ordinary memory are asked for is behind it.
 
+use super::calibration::Calibration;
 use crate::collective::{Collective, OpKind};
 use crate::dtype::DType;
 use crate::path::{Kernel, PathRule, PathTable, Reason, Sides};
@@ -18,7 +20,7 @@ pub(super) struct Rows {
 
 /// One row.
 #[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 pub(super) struct Row {
     op: OpKind,
     pub(super) needs: Sides,
@@ -27,12 +29,42 @@ pub(super) struct Row {
     reductions: u32,
     least: usize,
     most: usize,
-    stage_from: usize,
-    stage_from_captured: usize,
     kernel: &'static str,
+    eager: Sizes,
+    captured: Sizes,
 }
 
-const _: () = assert!(size_of::<Row>() == 64);
+const _: () = assert!(size_of::<Row>() == 128);
+
+/// At which sizes staging pays, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    /// Up to which size the next two were measured; zero if nothing was.
+    measured: usize,
+    from: usize,
+    below: usize,
+    /// From where on it pays beyond that, by the table.
+    table: usize,
+}
+
+impl Sizes {
+    const fn by_table(from: usize) -> Self {
+        Self {
+            measured: 0,
+            from: 0,
+            below: 0,
+            table: from,
+        }
+    }
+
+    #[inline]
+    const fn contain(&self, bytes: usize) -> bool {
+        match bytes <= self.measured {
+            true => self.from <= bytes && bytes < self.below,
+            false => self.table <= bytes,
+        }
+    }
+}
 
 /// The bit of an operation that does not reduce.
 const NO_REDUCTION: u32 = 1 << 31;
@@ -63,11 +95,15 @@ impl Rows {
         }
     }
 
-    /// Replaces from how many bytes on staging pays, by operation, capture and what the row said.
-    pub(super) fn stage_from(&mut self, from: impl Fn(OpKind, bool, usize) -> usize) {
+    /// Goes by what was measured at the sizes that were, for every row of an operation.
+    pub(super) fn calibrate(&mut self, calibration: &Calibration) {
         for row in &mut self.rows {
-            row.stage_from = from(row.op, false, row.stage_from);
-            row.stage_from_captured = from(row.op, true, row.stage_from_captured);
+            for (captured, sizes) in [(false, &mut row.eager), (true, &mut row.captured)] {
+                if let Some(staged) = calibration.staged(row.op, captured) {
+                    (sizes.from, sizes.below) = (staged.sizes.start, staged.sizes.end);
+                    sizes.measured = staged.measured;
+                }
+            }
         }
     }
 
@@ -115,20 +151,20 @@ impl Row {
             reductions,
             least: *rule.bytes.start(),
             most: *rule.bytes.end(),
-            stage_from: rule.stage_from,
-            stage_from_captured: rule.stage_from_captured,
             kernel: rule.kernel,
+            eager: Sizes::by_table(rule.stage_from),
+            captured: Sizes::by_table(rule.stage_from_captured),
         }
     }
 
     /// Whether copying a call through scratch pays.
     #[inline]
     pub(super) fn pays(&self, call: &Collective<'_>, captured: bool) -> bool {
-        let from = match captured {
-            true => self.stage_from_captured,
-            false => self.stage_from,
+        let sizes = match captured {
+            true => &self.captured,
+            false => &self.eager,
         };
-        call.send.bytes.max(call.recv.bytes) >= from
+        sizes.contain(call.send.bytes.max(call.recv.bytes))
     }
 
     /// The kernel as a report names it, where the backend may have been told to use it or fail.

@@ -44,11 +44,13 @@ fn calls_go_as_was_measured_and_by_the_table_again() {
         direct: Duration::from_micros(direct),
         staged: Duration::from_micros(staged),
     };
-    let measured = Calibration(vec![sample(KIB, 10, 20), sample(4 * KIB, 30, 20)]);
+    let samples = [(KIB, 10, 20), (4 * KIB, 30, 20), (32 * KIB, 40, 50)];
+    let samples = samples.map(|(bytes, direct, staged)| sample(bytes, direct, staged));
+    let measured = Calibration(samples.to_vec());
     let paths = all(Inline, 2, |collectives, stream| {
         collectives.stage_by(&measured);
         let mut paths = Vec::new();
-        for bytes in [KIB, 4 * KIB - 4, 4 * KIB, 64 * KIB] {
+        for bytes in [KIB, 4 * KIB - 4, 4 * KIB, 32 * KIB, 64 * KIB] {
             paths.push(way(collectives, bytes, stream)?);
         }
         collectives.stage_by(&Calibration::default());
@@ -56,7 +58,8 @@ fn calls_go_as_was_measured_and_by_the_table_again() {
         Ok(paths)
     });
     let (direct, staged) = (Path::Direct, Path::Staged);
-    let expected = [direct, direct, staged, staged, staged];
+    // What is larger than every sample goes by the table, which stages everything here.
+    let expected = [direct, direct, staged, direct, staged, staged];
     assert!(paths.iter().all(|paths| *paths == expected), "{paths:?}");
 }
 
