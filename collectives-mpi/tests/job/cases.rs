@@ -209,7 +209,10 @@ fn counts_not_compared() -> Verdict {
                 .ranks
                 .iter()
                 .any(|rank| matches!(rank.exit, Exit::Killed | Exit::Code(124)));
-            check(!hung, &report, "somebody had to end the job")?;
+            // Once the watchdog has said so its process ends within seconds. Open MPI's mpirun may hang
+            // all the same, with nobody left.
+            let ended = report.to_string().contains("collectives-mpi: the job ends");
+            check(!hung || ended, &report, "somebody had to end the job")?;
             let said = |rank: &RankReport| match &rank.result {
                 Some(bytes) => String::from_utf8_lossy(bytes).into_owned(),
                 None => format!("{:?}", rank.exit),
