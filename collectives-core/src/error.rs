@@ -459,6 +459,9 @@ pub enum CaptureFault {
     /// A stream joined the capture and was not joined back.
     #[error("a stream that joined the capture was not joined back")]
     Unjoined,
+    /// A call in pieces failed after some of them were recorded.
+    #[error("the capture holds a part of a call that failed: drop it")]
+    Partial,
 }
 
 impl Error {

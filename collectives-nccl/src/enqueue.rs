@@ -101,6 +101,8 @@ impl NcclCommunicator {
         self.check_windows(call)?;
         let (stream, _current) = self.enter(site)?;
         if site.capture.is_some() {
+            // A graph that may not launch must not own the communicator.
+            self.state.check_open()?;
             self.claim(stream, slice::from_ref(call))?;
         }
         let dtype = convert::data_type(call.dtype)?;
@@ -125,6 +127,7 @@ impl NcclCommunicator {
     /// As for `Communicator::enqueue_checked`.
     #[inline(never)]
     unsafe fn enqueue_others(&self, calls: &[Collective<'_>], site: Site<'_>) -> Result<()> {
+        self.state.check_open()?;
         self.check(calls)?;
         if !calls.iter().any(Collective::is_empty) {
             // SAFETY: By the caller.
@@ -142,7 +145,6 @@ impl NcclCommunicator {
     ///
     /// As for `Communicator::enqueue_checked`.
     unsafe fn enqueue_full(&self, ops: &[Collective<'_>], site: Site<'_>) -> Result<()> {
-        self.state.check_open()?;
         if ops.is_empty() {
             return Ok(());
         }

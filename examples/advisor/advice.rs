@@ -37,7 +37,14 @@ pub(crate) fn give(
     requests: &Requests,
     candidates: &[Candidate],
 ) -> Result<Advice, Box<dyn Error>> {
-    let cap = cap(options);
+    let room = room(options);
+    if let (Some(piece), Some(room)) = (options.piece, room)
+        && piece.get() > room
+    {
+        let (piece, room) = (mebibytes(piece.get()), mebibytes(room));
+        return Err(format!("nothing fits: a piece is {piece}, the limit holds {room}").into());
+    }
+    let cap = cap(options, room);
     let sizes = requests.sizes(cap.unwrap_or(usize::MAX));
     let largest = |sizes: &[usize]| sizes.iter().copied().max().unwrap_or(0);
     let (first, second) = sizes.split_at(sizes.len() / 2);
@@ -76,12 +83,18 @@ pub(crate) fn give(
     Ok(Advice { why, toml })
 }
 
-/// The largest request that may be staged: the cap, if the limit holds as much.
-fn cap(options: &Options) -> Option<usize> {
+/// Bytes that the limit holds, in whole granules.
+fn room(options: &Options) -> Option<usize> {
     let granule = options.granule.get().max(1);
-    let room = options.limit.map(|limit| limit.get() / granule * granule);
+    options.limit.map(|limit| limit.get() / granule * granule)
+}
+
+/// The largest request that may be staged: the cap, if the limit holds as much, or pieces of what exceeds
+/// them.
+fn cap(options: &Options, room: Option<usize>) -> Option<usize> {
     let cap = options.cap.map(ByteSize::get);
     match (cap, room) {
+        _ if options.piece.is_some() => cap,
         (Some(cap), Some(room)) => Some(cap.min(room)),
         (one, other) => one.or(other),
     }
@@ -278,6 +291,16 @@ mod tests {
         assert_eq!(without.policy_name(), "geometric");
         let eager = advice(&sizes, false, &["--no-aliasing"]);
         assert_eq!(eager.policy_name(), "replace");
+    }
+
+    #[test]
+    fn a_limit_is_no_cap_for_what_goes_in_pieces() {
+        let sizes = [20 * MIB, 6 * MIB, 20 * MIB];
+        let config = advice(&sizes, true, &["--piece", "4MiB", "--limit", "8MiB"]);
+        assert_eq!(config.cap, None);
+        assert_eq!(config.piece, Some(ByteSize::new(4 * MIB)));
+        let refused = given(&sizes, true, &["--piece", "3MiB", "--limit", "3MiB"]);
+        assert!(refused.is_err_and(|text| text.contains("a piece is 3")));
     }
 
     #[test]

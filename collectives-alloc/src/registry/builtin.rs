@@ -52,8 +52,8 @@ fn reserved(config: &ScratchConfig) -> Result<Box<dyn Policy>> {
             config.describe(Key::Policy)
         ))
     })?;
-    // What exceeds the cap is never staged, and what exceeds a piece goes in pieces, so there is no use
-    // in holding room for it.
+    // What exceeds the cap is never staged, and most of what exceeds a piece goes in pieces: room for what
+    // cannot be cut is reserved by who needs it.
     let bytes = [config.cap, config.piece]
         .into_iter()
         .flatten()

@@ -10,7 +10,6 @@ use crate::agreement::Record;
 use crate::buffer::Buffer;
 use crate::collective::{Collective, Counts, Op};
 use crate::communicator::Communicator;
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{CaptureFault, Error, ErrorKind, Field, Result};
 use crate::graph::{Capture, Executable};
@@ -53,14 +52,15 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// follows what this finds instead. `sizes` are bytes of the larger operand, equal on all ranks; what
     /// is larger than all of them goes by the table still. Scratch for the largest size is taken as a call
     /// of that size takes it, and kept as the policy keeps it, so sizes beyond what is served later are a
-    /// waste; a size that the allocator does not serve is left out. Powers of two from 16 KiB to 4 MiB take
-    /// a second or two. The stream must be idle for the figures to mean anything.
+    /// waste; a size that the allocator does not serve is left out. Where every graph has scratch of its
+    /// own, calibrate before you reserve: graphs that are measured take what is reserved. Powers of two from
+    /// 16 KiB to 4 MiB take a second or two. The stream must be idle for the figures to mean anything.
     ///
     /// # Errors
     ///
-    /// [`Mismatch`](ErrorKind::Mismatch) of [`Field::Configuration`] for different sizes,
-    /// [`OutOfMemory`](ErrorKind::OutOfMemory) on every rank if one has no memory for the operands, and
-    /// those of the calls. Staging stays as it was then.
+    /// The same on every rank: [`Mismatch`](ErrorKind::Mismatch) of [`Field::Configuration`] for different
+    /// sizes, and what one rank lacks, memory for operands or for a graph. A call that fails on one rank
+    /// alone ends the communicator. Staging stays as it was then.
     pub fn calibrate(&mut self, sizes: &[usize], stream: &mut Stream) -> Result<Calibration> {
         let before = self.switched();
         let measured = self.measure(sizes, stream);
@@ -80,9 +80,6 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     }
 
     fn measure(&mut self, sizes: &[usize], stream: &mut Stream) -> Result<Calibration> {
-        if self.device.capture_state(stream)?.is_some() {
-            return Err(Error::capture(CaptureFault::AlreadyCapturing));
-        }
         let operands = self.operands(sizes, stream)?;
         let mut calibration = Calibration::default();
         if self.world_size == 1 || !self.symmetric {
@@ -110,17 +107,18 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     fn operands(&mut self, sizes: &[usize], stream: &Stream) -> Result<[Buffer<u8>; 2]> {
         let bytes = sizes.iter().copied().max().unwrap_or(0);
         let make = || Buffer::zeroed(&self.device, bytes, stream);
-        let made = make().and_then(|one| Ok([one, make()?]));
+        let made = match self.device.capture_state(stream) {
+            Ok(None) => make().and_then(|one| Ok([one, make()?])),
+            Ok(Some(_)) => Err(Error::capture(CaptureFault::AlreadyCapturing)),
+            Err(error) => Err(error),
+        };
         let sizes_digest = sizes.iter().fold(sizes.len() as u64, |digest, &size| {
             digest.rotate_left(7).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ size as u64
         });
         let mine = Record::new()
             .named(Field::Operation, "calibrate")
             .field(Field::Configuration, sizes_digest);
-        let mine = outcome::facts(&made).into_iter().fold(mine, Record::fact);
-        let records = self.comm.agree(&mine, self.deadline)?;
-        Record::check_equal(&records)?;
-        outcome::settle(made, &records)
+        self.settled(mine, made)
     }
 
     /// The operation on operands whose larger one is about `bytes` long, if a symmetric kernel serves it.
@@ -160,24 +158,44 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     ) -> Result<Option<Sample>> {
         let bytes = call.send.bytes.max(call.recv.bytes);
         let count = batch(bytes);
-        let device = Arc::clone(&self.device);
-        let mut graphs = Vec::new();
+        // What is done once is done; and a capture finds its scratch.
         for staging in WAYS {
             self.set_staging(staging);
-            // What is done once is done; and a capture finds its scratch.
-            if !self.serves(call, staging, operands, stream)? {
+            let served = self.serves(call, staging, operands, stream);
+            if !served.map_err(|error| self.stopped(error, "calibrate"))? {
                 return Ok(None);
             }
-            if captured {
-                match self.record(call, count, operands, &*device, stream) {
-                    Ok(graph) => graphs.push(graph),
-                    Err(error) if matches!(error.kind(), ErrorKind::NeedsReserve { .. }) => {
-                        return Ok(None);
-                    }
-                    Err(error) => return Err(error),
-                }
+        }
+        let mut graphs = Vec::new();
+        if captured {
+            match self.recorded(call, count, operands, stream) {
+                Ok(recorded) => graphs = recorded,
+                Err(error) if is_refused(&error) => return Ok(None),
+                Err(error) => return Err(error),
             }
         }
+        let times = self.time(call, count, operands, &mut graphs, stream);
+        let times = times.map_err(|error| self.stopped(error, "calibrate"))?;
+        let [direct, staged] = times.map(|times| each(median(times), count));
+        Ok(Some(Sample {
+            op: call.kind(),
+            captured,
+            bytes,
+            direct,
+            staged,
+        }))
+    }
+
+    /// Times of both ways, of `count` operations each, eagerly or by a graph a way.
+    fn time(
+        &mut self,
+        call: Collective<'_>,
+        count: usize,
+        operands: &[Buffer<u8>; 2],
+        graphs: &mut [Executable],
+        stream: &Stream,
+    ) -> Result<[Vec<Duration>; 2]> {
+        let device = Arc::clone(&self.device);
         let mut times = [const { Vec::new() }; 2];
         for round in 0..=ROUNDS {
             for (way, staging) in WAYS.into_iter().enumerate() {
@@ -200,17 +218,10 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
                 }
             }
         }
-        let [direct, staged] = times.map(|times| each(median(times), count));
-        Ok(Some(Sample {
-            op: call.kind(),
-            captured,
-            bytes,
-            direct,
-            staged,
-        }))
+        Ok(times)
     }
 
-    /// Whether a call takes the way it is told to.
+    /// Whether a call takes the way it is told to, which is the same on all ranks.
     fn serves(
         &mut self,
         call: Collective<'_>,
@@ -218,8 +229,11 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         operands: &[Buffer<u8>; 2],
         stream: &Stream,
     ) -> Result<bool> {
-        let path = self.run_on(call, operands, stream)?;
-        Ok(staging == Staging::Never || path == Path::Staged)
+        match self.run_on(call, operands, stream) {
+            Ok(path) => Ok(staging == Staging::Never || path == Path::Staged),
+            Err(error) if is_refused(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     fn run_on(
@@ -235,20 +249,34 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             .map(|report| report.path)
     }
 
-    /// A graph of `count` operations.
-    fn record(
+    /// A graph of `count` operations for each way, on all ranks or on none.
+    fn recorded(
         &mut self,
         call: Collective<'_>,
         count: usize,
         operands: &[Buffer<u8>; 2],
-        device: &dyn Device,
         stream: &mut Stream,
-    ) -> Result<Executable> {
-        let capture = Capture::begin(device, stream)?;
-        for _ in 0..count {
-            let _path = self.run_on(call, operands, capture.stream())?;
-        }
-        capture.end()?.instantiate()
+    ) -> Result<Vec<Executable>> {
+        let device = Arc::clone(&self.device);
+        let graphs = WAYS.into_iter().map(|staging| {
+            self.set_staging(staging);
+            let capture = Capture::begin(&*device, stream)?;
+            for _ in 0..count {
+                let _path = self.run_on(call, operands, capture.stream())?;
+            }
+            capture.end()?.instantiate()
+        });
+        let graphs = graphs.collect();
+        let mine = Record::new().named(Field::Operation, "calibrate");
+        self.settled(mine, graphs)
+    }
+
+    /// What this rank made, if every rank has made it, or the same error everywhere.
+    fn settled<T>(&mut self, mine: Record, made: Result<T>) -> Result<T> {
+        let mine = outcome::facts(&made).into_iter().fold(mine, Record::fact);
+        let records = self.comm.agree(&mine, self.deadline)?;
+        Record::check_equal(&records)?;
+        outcome::settle(made, &records)
     }
 
     /// Samples with the times of the slowest rank, the same on all ranks.
@@ -271,6 +299,15 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         }
         Ok(samples)
     }
+}
+
+/// Whether scratch was not to be had, as all ranks find alike.
+fn is_refused(error: &Error) -> bool {
+    let refused = matches!(
+        error.kind(),
+        ErrorKind::NeedsReserve { .. } | ErrorKind::Refused { .. } | ErrorKind::OutOfMemory { .. }
+    );
+    refused && !error.poisons()
 }
 
 fn median(mut times: Vec<Duration>) -> Duration {

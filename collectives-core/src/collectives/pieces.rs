@@ -92,16 +92,20 @@ impl Cut {
         rows: &Rows,
         world_size: usize,
     ) -> Option<Sides> {
-        let parts = if has_equal_sides(call.kind()) {
-            1
-        } else {
-            world_size
-        };
         let needs = |index| {
-            let bytes = self.range(index).len() * call.dtype.size() * parts;
+            let bytes = self.bytes(call, index, world_size);
             rows.serving(call, bytes).ok().map(|row| row.needs)
         };
         Some(needs(0)?.and(needs(self.pieces - 1)?))
+    }
+
+    /// Bytes of the larger operand of a piece; the first piece is the longest.
+    pub(super) fn bytes(&self, call: &Collective<'_>, index: usize, world_size: usize) -> usize {
+        let parts = match has_equal_sides(call.kind()) {
+            true => 1,
+            false => world_size,
+        };
+        self.range(index).len() * call.dtype.size() * parts
     }
 
     /// How many pieces there are.

@@ -7,7 +7,7 @@ use super::pieces::Cut;
 use super::run::{AbortOnPanic, enqueue_calls, enqueue_copy, settle};
 use crate::collective::Collective;
 use crate::communicator::Communicator;
-use crate::error::{Error, Result};
+use crate::error::{CaptureFault, Error, Result};
 use crate::memory::Memory;
 use crate::path::{Kernel, OpReport, Path, Sides, Staging};
 use crate::scratch::{Lease, ScratchAllocator, Site, Splitting};
@@ -49,7 +49,11 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             return Ok(report);
         };
         self.run_cut(&call, &cut, sides, lease, owners, site)?;
+        // That of the pieces, where the table tells kernels by size.
+        let longest = cut.bytes(&call, 0, self.world_size);
+        let row = self.rows.serving(&call, longest).ok();
         Ok(OpReport {
+            kernel: row.map_or(kernel, |row| row.kernel(self.insisted)),
             pieces: u32::try_from(cut.pieces()).unwrap_or(u32::MAX),
             ..report
         })
@@ -80,26 +84,33 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
                 piece.out.each().try_for_each(enqueue)?;
                 progress.pieces += 1;
             }
+            // Nothing unwound, so nobody needs to be asked whether something does.
+            std::mem::forget(guard);
             Ok(())
         });
         self.scratch.note_pieces(progress.pieces);
         match enqueued {
             Ok(()) => self.scratch.release(lease),
+            Err(error) if !progress.moved => Err(error),
             // A recording has moved nothing, and goes with its capture.
-            Err(error) if progress.moved && site.capture.is_none() => {
-                Err(self.stopped(error, call, progress.pieces, cut.pieces()))
+            Err(error) if site.capture.is_some() => {
+                Err(Error::capture(CaptureFault::Partial).caused_by(error))
             }
-            Err(error) => Err(error),
+            // Peers must not wait for the pieces that are left, and the call cannot be made again.
+            Err(error) => {
+                let (operation, done, pieces) = (call.kind(), progress.pieces, cut.pieces());
+                Err(self.stopped(
+                    error,
+                    &format!("{operation} stopped after {done} of {pieces} pieces"),
+                ))
+            }
         }
     }
 
-    /// Ends the communicator of a call that stopped after something had moved: peers must not wait for
-    /// the pieces that are left, and the call cannot be made again.
+    /// Ends the communicator because this rank alone cannot go on after something had moved.
     #[cold]
-    fn stopped(&self, error: Error, call: &Collective<'_>, done: u64, pieces: usize) -> Error {
-        let operation = call.kind();
-        let cause = format!("{operation} stopped after {done} of {pieces} pieces: {error}");
-        self.comm.abort_handle().abort(&cause);
+    pub(super) fn stopped(&self, error: Error, what: &str) -> Error {
+        self.comm.abort_handle().abort(&format!("{what}: {error}"));
         error.poisoning()
     }
 }
