@@ -112,12 +112,10 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             Ok(Some(_)) => Err(Error::capture(CaptureFault::AlreadyCapturing)),
             Err(error) => Err(error),
         };
-        let sizes_digest = sizes.iter().fold(sizes.len() as u64, |digest, &size| {
-            digest.rotate_left(7).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ size as u64
+        let mine = Record::new().named(Field::Operation, "calibrate");
+        let mine = sizes.iter().fold(mine, |mine, &size| {
+            mine.field(Field::Configuration, size as u64)
         });
-        let mine = Record::new()
-            .named(Field::Operation, "calibrate")
-            .field(Field::Configuration, sizes_digest);
         self.settled(mine, made)
     }
 
