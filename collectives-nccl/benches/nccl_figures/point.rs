@@ -7,6 +7,7 @@ use collectives_core::stream::StreamRef;
 use collectives_nccl::device::CudaDevice;
 use serde::{Deserialize, Serialize};
 
+use crate::turns::turns;
 use crate::variant::{ALL, Variant, Ways};
 
 /// Figures of one size, in microseconds an operation.
@@ -45,16 +46,11 @@ fn batch(bytes: usize) -> usize {
     }
 }
 
-/// Which variant comes when: nobody is always behind the same one.
-fn order(round: usize) -> impl Iterator<Item = usize> {
-    (0..ALL.len()).map(move |index| (index + round) % ALL.len())
-}
-
 pub(crate) fn eager(ways: &mut Ways, bytes: usize, rounds: usize) -> Result<Point> {
     let (count, driver) = (batch(bytes), ways.driver);
     let mut times = Times::new(rounds);
     for round in 0..rounds + WARM {
-        for index in order(round) {
+        for index in turns(ALL.len(), round) {
             let variant = ALL[index];
             // Ranks come together, and what is done once is done.
             ways.call(variant)?;
@@ -83,7 +79,7 @@ pub(crate) fn graph(
     }
     let mut times = Times::new(rounds);
     for round in 0..rounds + WARM {
-        for index in order(round) {
+        for index in turns(ALL.len(), round) {
             let graph = &mut graphs[index];
             launch(ways, &mut **graph)?;
             let took = driver.time(ways.raw(), || launch(ways, &mut **graph))?;

@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::driver::Driver;
 use crate::point::{captured, median};
+use crate::turns::turns;
 use crate::variant::{Handle, handle, raw, took};
 
 /// Bytes of a unit; the small ones show from where on staging pays.
@@ -306,8 +307,7 @@ impl Bench<'_> {
 fn medians(mut run: impl FnMut(usize, usize) -> Result<f64>) -> Result<[f64; WAYS.len()]> {
     let mut times = [const { Vec::new() }; WAYS.len()];
     for round in 0..ROUNDS {
-        for turn in 0..WAYS.len() {
-            let index = (turn + round) % WAYS.len();
+        for index in turns(WAYS.len(), round) {
             // Ranks come together, and what is done once is done.
             let _ = run(index, 1)?;
             #[expect(clippy::cast_precision_loss, reason = "a few calls")]
