@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Collectives;
 use super::calibration::{Calibration, Sample};
+use super::effort::Effort;
 use super::rows::Rows;
 use crate::agreement::Record;
 use crate::buffer::Buffer;
@@ -20,9 +21,6 @@ use crate::scratch::ScratchAllocator;
 use crate::stream::Stream;
 use crate::tensor::Tensor;
 
-/// How often both ways of one size take turns; the median counts.
-const ROUNDS: usize = 21;
-
 /// Operations that have symmetric kernels.
 const OPERATIONS: [Op<'static>; 3] = [
     Op::AllReduce(ReduceOp::Sum),
@@ -32,15 +30,6 @@ const OPERATIONS: [Op<'static>; 3] = [
 
 /// The two ways.
 const WAYS: [Staging; 2] = [Staging::Never, Staging::Forced];
-
-/// Operations in what is timed: many where one is short.
-const fn batch(bytes: usize) -> usize {
-    match bytes {
-        0..=0x10_0000 => 16,
-        0x10_0001..=0x80_0000 => 4,
-        _ => 1,
-    }
-}
 
 impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// Measures at which sizes copying through scratch pays for each operation that has symmetric
@@ -54,7 +43,8 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// of that size takes it, and kept as the policy keeps it, so sizes beyond what is served later are a
     /// waste; a size that the allocator does not serve is left out. Where every graph has scratch of its
     /// own, calibrate before you reserve: graphs that are measured take what is reserved. Powers of two from
-    /// 16 KiB to 4 MiB take a second or two. The stream must be idle for the figures to mean anything.
+    /// 16 KiB to 4 MiB take a second or two on a GPU; where a call takes milliseconds, each size takes some forty calls
+    /// of each operation, and as many in graphs. The stream must be idle for the figures to mean anything.
     ///
     /// # Errors
     ///
@@ -155,7 +145,6 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         stream: &mut Stream,
     ) -> Result<Option<Sample>> {
         let bytes = call.send.bytes.max(call.recv.bytes);
-        let count = batch(bytes);
         // What is done once is done; and a capture finds its scratch.
         for staging in WAYS {
             self.set_staging(staging);
@@ -164,17 +153,18 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
                 return Ok(None);
             }
         }
+        let effort = self.effort(call, operands, stream)?;
         let mut graphs = Vec::new();
         if captured {
-            match self.recorded(call, count, operands, stream) {
+            match self.recorded(call, effort.batch, operands, stream) {
                 Ok(recorded) => graphs = recorded,
                 Err(error) if is_refused(&error) => return Ok(None),
                 Err(error) => return Err(error),
             }
         }
-        let times = self.time(call, count, operands, &mut graphs, stream);
+        let times = self.time(call, effort, operands, &mut graphs, stream);
         let times = times.map_err(|error| self.stopped(error, "calibrate"))?;
-        let [direct, staged] = times.map(|times| each(median(times), count));
+        let [direct, staged] = times.map(|times| each(median(times), effort.batch));
         Ok(Some(Sample {
             op: call.kind(),
             captured,
@@ -184,18 +174,41 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         }))
     }
 
-    /// Times of both ways, of `count` operations each, eagerly or by a graph a way.
+    /// What can be measured of a call in time, the same on all ranks.
+    fn effort(
+        &mut self,
+        call: Collective<'_>,
+        operands: &[Buffer<u8>; 2],
+        stream: &Stream,
+    ) -> Result<Effort> {
+        // Alone and in several rounds, or one hiccup of one rank would decide.
+        let alone = Effort {
+            rounds: 3,
+            batch: 1,
+        };
+        let times = self.time(call, alone, operands, &mut [], stream);
+        let times = times.map_err(|error| self.stopped(error, "calibrate"))?;
+        let took = times.map(median).into_iter().max().unwrap_or_default();
+        let mine = Record::new().named(Field::Operation, "calibrate");
+        let records = self
+            .comm
+            .agree(&mine.fact(nanoseconds(took)), self.deadline)?;
+        Record::check_equal(&records)?;
+        Ok(Effort::affordable(slowest(&records, 0)))
+    }
+
+    /// Times of both ways in rounds of so many operations each, eagerly or by a graph a way.
     fn time(
         &mut self,
         call: Collective<'_>,
-        count: usize,
+        Effort { rounds, batch }: Effort,
         operands: &[Buffer<u8>; 2],
         graphs: &mut [Executable],
         stream: &Stream,
     ) -> Result<[Vec<Duration>; 2]> {
         let device = Arc::clone(&self.device);
         let mut times = [const { Vec::new() }; 2];
-        for round in 0..=ROUNDS {
+        for round in 0..=rounds {
             for (way, staging) in WAYS.into_iter().enumerate() {
                 self.set_staging(staging);
                 let mut once = |count: usize, this: &mut Self| match graphs.get_mut(way) {
@@ -208,7 +221,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
                 once(1, self)?;
                 device.synchronize(stream)?;
                 let begun = Instant::now();
-                once(count, self)?;
+                once(batch, self)?;
                 device.synchronize(stream)?;
                 // The first round only warms up.
                 if round > 0 {
@@ -288,12 +301,9 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         let mine = times.map(nanoseconds).fold(mine, Record::fact);
         let records = self.comm.agree(&mine, self.deadline)?;
         Record::check_equal(&records)?;
-        let slowest = |at: usize| {
-            let said = records.iter().filter_map(|record| record.facts().get(at));
-            Duration::from_nanos(said.copied().max().unwrap_or(0))
-        };
         for (index, sample) in samples.iter_mut().enumerate() {
-            (sample.direct, sample.staged) = (slowest(2 * index), slowest(2 * index + 1));
+            sample.direct = slowest(&records, 2 * index);
+            sample.staged = slowest(&records, 2 * index + 1);
         }
         Ok(samples)
     }
@@ -306,6 +316,12 @@ fn is_refused(error: &Error) -> bool {
         ErrorKind::NeedsReserve { .. } | ErrorKind::Refused { .. } | ErrorKind::OutOfMemory { .. }
     );
     refused && !error.poisons()
+}
+
+/// The longest time that a rank says at this place.
+fn slowest(records: &[Record], at: usize) -> Duration {
+    let said = records.iter().filter_map(|record| record.facts().get(at));
+    Duration::from_nanos(said.copied().max().unwrap_or(0))
 }
 
 fn median(mut times: Vec<Duration>) -> Duration {

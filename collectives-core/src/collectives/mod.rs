@@ -10,6 +10,7 @@
 mod average;
 mod calibrate;
 mod calibration;
+mod effort;
 mod group;
 mod host;
 mod ops;

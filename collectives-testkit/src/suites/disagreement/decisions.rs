@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use collectives_core::buffer::Buffer;
+use collectives_core::collectives::Sample;
 use collectives_core::layered::Layered;
+use collectives_core::path::Staging;
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::Lease;
 
@@ -47,6 +49,13 @@ pub(super) const CASES: &[Case] = &[
     .needs(&[Symmetric])
     .catches(Planted::LocalSizes),
     Case::new(
+        "I33",
+        "what is measured to decide by is the same on all ranks",
+        measured_decisions,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::AgreementEchoes),
+    Case::new(
         "I34",
         "uneven counts give the same decisions everywhere",
         uneven_decisions,
@@ -61,6 +70,35 @@ pub(super) const CASES: &[Case] = &[
     .needs(&[Symmetric])
     .catches(Planted::WindowsNumberedLocally),
 ];
+
+fn measured_decisions(rig: &mut Rig<'_>) -> Outcome {
+    const SMALL: usize = 4 << 10;
+    let comm = rig.communicator()?;
+    let scratch = rig.pool("geometric", rig.options())?;
+    let mut handle = rig.handle(comm, scratch);
+    let mut stream = rig.device().create_stream()?;
+    let calibration = handle.calibrate(&[SMALL, 4 * SMALL], &mut stream)?;
+    rig.expect_alike("the calibration", &format!("{calibration:?}"))?;
+    let timed = |sample: &Sample| !sample.direct.is_zero() && !sample.staged.is_zero();
+    ensure!(
+        !calibration.0.is_empty() && calibration.0.iter().all(timed),
+        "not everything was timed: {calibration:?}"
+    );
+    handle.set_staging(Staging::Auto);
+    for count in [SMALL / 8, SMALL, 4 * SMALL] {
+        let mut tensor = rig.tensor::<f32>(count, 3)?;
+        let report = handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream())?;
+        rig.expect_sum("a call after", &tensor, 3, rig.stream())?;
+        rig.expect_alike("the way it took", &report.path.to_string())?;
+    }
+    let kept = handle.stats();
+    ensure!(
+        kept.slots.iter().all(|slot| !slot.leased),
+        "a lease is out: {kept:?}"
+    );
+    drop(stream);
+    rig.finish(handle)
+}
 
 fn other_history(rig: &mut Rig<'_>) -> Outcome {
     let comm = rig.communicator()?;
