@@ -7,11 +7,18 @@ use collectives_core::stats::{SlotStats, Stats};
 
 use crate::digest::Digest;
 
-/// Counters, and the digest of every decision.
+/// Counters, and the digest of every decision. What a hit counts comes first.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct Ledger {
-    stats: Stats,
     decisions: Digest,
+    requests: u64,
+    hits: u64,
+    fences: u64,
+    captured: u64,
+    largest_request: usize,
+    /// The rest.
+    stats: Stats,
 }
 
 /// What became of one request; the code goes into the digest.
@@ -34,7 +41,7 @@ impl Ledger {
 
     #[inline]
     pub(super) fn request(&mut self, bytes: usize) {
-        self.stats.requests += 1;
+        self.requests += 1;
         self.stats.histogram.count(bytes);
         self.decisions = self.decisions.size(bytes);
     }
@@ -43,9 +50,9 @@ impl Ledger {
     pub(super) fn served(&mut self, event: Event, generation: u64, bytes: usize) {
         match event {
             Event::Growth => self.stats.growths += 1,
-            _ => self.stats.hits += 1,
+            _ => self.hits += 1,
         }
-        self.stats.largest_request = self.stats.largest_request.max(bytes);
+        self.largest_request = self.largest_request.max(bytes);
         self.note(event, generation);
     }
 
@@ -68,8 +75,8 @@ impl Ledger {
 
     #[inline]
     pub(super) fn ordered(&mut self, waited: bool, captured: bool) {
-        self.stats.fences += u64::from(waited);
-        self.stats.captured += u64::from(captured);
+        self.fences += u64::from(waited);
+        self.captured += u64::from(captured);
     }
 
     /// They are no decision: how many pieces of a call that fails are enqueued is one rank's affair.
@@ -111,6 +118,11 @@ impl Ledger {
     pub(super) fn snapshot(&self, slots: Vec<SlotStats>) -> Stats {
         let replays = slots.iter().map(|slot| slot.replays).sum::<u64>();
         Stats {
+            requests: self.requests,
+            hits: self.hits,
+            fences: self.fences,
+            captured: self.captured,
+            largest_request: self.largest_request,
             replays: self.stats.replays + replays,
             digest: self.decisions.finish(),
             slots,

@@ -62,7 +62,7 @@ use collectives_core::scratch::{Lease, Plan, Request, ScratchAllocator, Site, Sp
 use collectives_core::stats::Stats;
 
 use crate::budget::Budget;
-use crate::options::{OnMiss, Options, Seal};
+use crate::options::{OnMiss, Options, Ordering, Seal};
 use crate::policy::{Ask, Policy};
 use crate::pool::ledger::Ledger;
 use crate::pool::round::Step;
@@ -73,19 +73,22 @@ use crate::statistics;
 ///
 /// Dropping a pool makes no collective call: its bytes stay while leases, graphs or windows need
 /// them. [`close`](ScratchAllocator::close) gives them back in order.
+// In the order of declaration: what a hit reads comes first, and then what it counts.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct Pool {
+    home: Option<Home>,
+    closed: bool,
+    sealed: bool,
+    orders_by_events: bool,
+    poisoned: Option<String>,
+    table: Table,
+    ledger: Ledger,
     policy: Box<dyn Policy>,
     options: Options,
     budget: Option<Budget>,
-    home: Option<Home>,
-    table: Table,
-    ledger: Ledger,
     /// Rounds that all ranks completed.
     rounds: u64,
-    sealed: bool,
-    closed: bool,
-    poisoned: Option<String>,
     /// Why registering will never work here.
     unsupported: Option<Unsupported>,
     /// Bytes of addresses for windows, the least of all ranks, or why none can be extended; once
@@ -134,6 +137,7 @@ impl Pool {
     pub fn new(policy: Box<dyn Policy>, options: Options) -> Self {
         Self {
             table: Table::new(options.domain),
+            orders_by_events: options.ordering == Ordering::Events,
             policy,
             options,
             budget: None,

@@ -6,7 +6,6 @@ use collectives_core::communicator::{CommInfo, Communicator};
 use collectives_core::error::{Error, ErrorKind, MissedWhen, Misuse, Result};
 use collectives_core::scratch::{Lease, ScratchAllocator, Site};
 
-use crate::options::Ordering;
 use crate::policy::{Ask, SlotView};
 use crate::pool::ledger::Event;
 use crate::pool::round::Step;
@@ -83,9 +82,8 @@ impl Pool {
             Some(index) => (index, Event::Hit),
             None => self.find_anew(comm, domain, bytes, site)?,
         };
-        let events = self.options.ordering == Ordering::Events;
         let slot = self.table.at(domain).slot(index);
-        let waited = slot.order(site, events)?;
+        let waited = slot.order(site, self.orders_by_events)?;
         self.ledger.ordered(waited, site.capture.is_some());
         self.ledger.served(event, slot.id.0, bytes);
         Ok((domain, index))

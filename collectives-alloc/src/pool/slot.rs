@@ -15,13 +15,12 @@ use crate::budget::Charge;
 use crate::pool::hold::Hold;
 
 /// Memory registered as one window, which leases take in turns.
+///
+/// In the order of declaration: what a lease reads and writes comes first, on two cache lines.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct Slot {
     pub(super) id: SlotId,
-    pub(super) window: WindowId,
-    pub(super) capacity: usize,
-    pub(super) mapped: usize,
-    start: WindowSlice,
     /// The pool is one owner; every graph that claimed the slot is another, and a lease is.
     pub(super) memory: Memory,
     /// The owner that a lease takes along and that comes back with it, so that none is counted.
@@ -29,8 +28,12 @@ pub(super) struct Slot {
     hold: Arc<Hold>,
     /// The stream of the last eager use.
     pub(super) last_user: Option<StreamRef>,
+    start: WindowSlice,
     /// Whether a graph owned the bytes when that was last looked at.
     pub(super) claimed: bool,
+    pub(super) window: WindowId,
+    pub(super) capacity: usize,
+    pub(super) mapped: usize,
     /// The last capture that used the slot, and the stream it used it on.
     pub(super) last_capture: Option<(CaptureId, StreamRef)>,
     /// Whether a graph owned this slot's own addresses when that was last looked at.

@@ -9,14 +9,15 @@ use crate::options::DomainMode;
 use crate::policy::SlotView;
 use crate::pool::slot::Slot;
 
-/// The slots of one domain, oldest first, and what a policy sees of them.
+/// The slots of one domain, oldest first, and what a policy sees of them. What a hit reads comes first.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct Slots {
+    live: Vec<Slot>,
+    views: Vec<SlotView>,
     /// Equal on all ranks: domains are numbered in the order of their first use.
     pub(super) ordinal: u64,
     key: Domain,
-    live: Vec<Slot>,
-    views: Vec<SlotView>,
     /// The largest request the policy answered.
     pub(super) largest: usize,
     /// Requests the policy answered while all slots were free, and the slots it chose; as long as the
@@ -24,21 +25,22 @@ pub(super) struct Slots {
     choices: [(usize, usize); CHOICES],
 }
 
-/// All slots.
+/// All slots. What a hit reads comes first.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Table {
-    mode: DomainMode,
     /// The first one is [`Domain::Shared`]. It holds what `reserve` made, also in the other modes,
     /// where a domain that misses takes slots over from it.
     domains: Vec<Slots>,
+    /// The domain and the index of the slot lent last.
+    lent: (usize, usize),
+    mode: DomainMode,
     /// Ascending by generation.
     retired: Vec<Slot>,
     domains_seen: u64,
     slots_seen: u64,
     /// Whether a domain took a slot over from another.
     pub(super) moved: bool,
-    /// The domain and the index of the slot lent last.
-    lent: (usize, usize),
 }
 
 /// The domain that holds what was reserved.
