@@ -159,6 +159,7 @@ impl Operand {
     }
 
     /// Whether the two ranges share a byte.
+    #[inline]
     #[must_use]
     pub fn overlaps(self, other: Self) -> bool {
         let (a, b) = (self.addr.value(), other.addr.value());
@@ -169,6 +170,7 @@ impl Operand {
     }
 
     /// Whether the two are the same range.
+    #[inline]
     #[must_use]
     pub fn same_range(self, other: Self) -> bool {
         self.addr == other.addr && self.bytes == other.bytes

@@ -248,7 +248,7 @@ impl<'a> Collective<'a> {
     }
 
     /// Whether the operation moves no element on any rank, so that it is a no-op everywhere.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let none = |counts: Counts<'_>| match counts {
@@ -273,7 +273,7 @@ impl<'a> Collective<'a> {
     /// # Errors
     ///
     /// [`Misuse::WrongCountsLength`] and [`Misuse::SizeOverflow`].
-    #[inline]
+    #[inline(always)]
     pub fn elements(&self, rank: Rank, world_size: usize) -> Result<(usize, usize)> {
         let total = |counts: &Counts<'_>| counts.total(world_size, self.dtype);
         let single = self.counts.of(Rank(0));
@@ -301,8 +301,13 @@ impl<'a> Collective<'a> {
     /// # Errors
     ///
     /// The [`Misuse`] that was found.
-    #[inline]
     pub fn check(&self, rank: Rank, world_size: usize) -> Result<()> {
+        self.check_inline(rank, world_size)
+    }
+
+    /// [`Collective::check`], for code in which the operation is known.
+    #[inline(always)]
+    pub(crate) fn check_inline(&self, rank: Rank, world_size: usize) -> Result<()> {
         let (send, recv) = match self.op {
             // Apart, because these are called most and need the least.
             Op::AllReduce(op) => {
@@ -338,7 +343,7 @@ impl<'a> Collective<'a> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn check_scalar(&self, op: ReduceOp) -> Result<()> {
         match op {
             ReduceOp::PreMulSum(scalar) if scalar.dtype() != self.dtype => {
@@ -352,7 +357,7 @@ impl<'a> Collective<'a> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn check_side(&self, which: &'static str, operand: Operand, elements: usize) -> Result<()> {
         let bytes = elements.checked_mul(self.dtype.size());
         let fits = bytes == Some(operand.bytes)
@@ -361,28 +366,7 @@ impl<'a> Collective<'a> {
         if fits {
             return Ok(());
         }
-        Err(self.side_misuse(which, operand, elements))
-    }
-
-    /// What is wrong with a side that is.
-    #[cold]
-    fn side_misuse(&self, which: &'static str, operand: Operand, elements: usize) -> Error {
-        let bytes = match self.dtype.bytes(elements) {
-            Ok(bytes) => bytes,
-            Err(overflow) => return overflow,
-        };
-        let misuse = if operand.bytes != bytes {
-            Misuse::WrongCount {
-                which,
-                expected: elements,
-                actual: operand.bytes / self.dtype.size(),
-            }
-        } else if operand.addr.is_null() && bytes > 0 {
-            Misuse::NullAddress { which, bytes }
-        } else {
-            Misuse::AddressOverflow { which }
-        };
-        misuse.into()
+        Err(side_misuse(self.dtype, which, operand, elements))
     }
 
     /// Whether the operands coincide the way this operation allows.
@@ -390,7 +374,7 @@ impl<'a> Collective<'a> {
     /// All-reduce, reduce and broadcast allow the same range; reduce-scatter and scatter allow the
     /// receive operand to be this rank's part of the send operand; all-gather and gather the send
     /// operand to be this rank's part of the receive operand; all-to-all and messages allow none.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn is_in_place(&self, rank: Rank) -> bool {
         let part_of = |whole: Operand, part: Operand| {
@@ -406,6 +390,27 @@ impl<'a> Collective<'a> {
             _ => false,
         }
     }
+}
+
+/// What is wrong with a side that is.
+#[cold]
+fn side_misuse(dtype: DType, which: &'static str, operand: Operand, elements: usize) -> Error {
+    let bytes = match dtype.bytes(elements) {
+        Ok(bytes) => bytes,
+        Err(overflow) => return overflow,
+    };
+    let misuse = if operand.bytes != bytes {
+        Misuse::WrongCount {
+            which,
+            expected: elements,
+            actual: operand.bytes / dtype.size(),
+        }
+    } else if operand.addr.is_null() && bytes > 0 {
+        Misuse::NullAddress { which, bytes }
+    } else {
+        Misuse::AddressOverflow { which }
+    };
+    misuse.into()
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ use crate::rank::{CommId, Rank};
 use crate::scratch::Site;
 use crate::stream::StreamRef;
 use crate::symmetric::SymmetricMemory;
+use crate::work::Work;
 
 /// One rank's end of a communicator.
 ///
@@ -65,8 +66,8 @@ pub trait Communicator: fmt::Debug + Send {
     /// gather or scatter, the same offset of the whole that it is a part of.
     unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()>;
 
-    /// [`enqueue`](Communicator::enqueue) for a caller who has checked the operations and asked the
-    /// stream, so that neither is done twice.
+    /// [`enqueue`](Communicator::enqueue) with copies before and after, for a caller who has checked the
+    /// operations and asked the stream, so that neither is done twice.
     ///
     /// A wrapper that does not pass this on is right, and slower where its backend is fast.
     ///
@@ -78,10 +79,11 @@ pub trait Communicator: fmt::Debug + Send {
     ///
     /// As [`enqueue`](Communicator::enqueue). Every operation has passed [`Collective::check`] as this
     /// rank of this world passes it, and `site.capture` is what the device said of the stream, on
-    /// which no capture has begun or ended since.
-    unsafe fn enqueue_checked(&mut self, ops: &[Collective<'_>], site: Site<'_>) -> Result<()> {
+    /// which no capture has begun or ended since. The copies are as [`Device::copy`] wants them; where
+    /// operations do not [drain](Capabilities::drains), none comes after those that peers may read.
+    unsafe fn enqueue_checked(&mut self, work: &Work<'_, '_>, site: Site<'_>) -> Result<()> {
         // SAFETY: By the caller.
-        unsafe { self.enqueue(ops, site.stream) }
+        unsafe { work.enqueue_each(self, site.stream) }
     }
 
     /// Exchanges one record with every rank, on the host, within a deadline.

@@ -74,6 +74,7 @@ impl DType {
     /// # Errors
     ///
     /// [`Misuse::SizeOverflow`] when the product does not fit into `usize`.
+    #[inline]
     pub fn bytes(self, count: usize) -> Result<usize, Error> {
         count
             .checked_mul(self.size())

@@ -15,6 +15,7 @@ use crate::scratch::{Lease, Plan, Request, ScratchAllocator, Site, Splitting, Tr
 use crate::stats::Stats;
 use crate::stream::StreamRef;
 use crate::symmetric::SymmetricMemory;
+use crate::work::Work;
 
 macro_rules! forward_communicator {
     ($($pointer:ty),+) => {$(
@@ -38,11 +39,11 @@ macro_rules! forward_communicator {
 
             unsafe fn enqueue_checked(
                 &mut self,
-                ops: &[Collective<'_>],
+                work: &Work<'_, '_>,
                 site: Site<'_>,
             ) -> Result<()> {
                 // SAFETY: The caller's promise is passed on unchanged.
-                unsafe { (**self).enqueue_checked(ops, site) }
+                unsafe { (**self).enqueue_checked(work, site) }
             }
 
             fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {

@@ -54,3 +54,4 @@ mod sync;
 pub mod sync;
 pub mod tcp_store;
 pub mod tensor;
+pub mod work;

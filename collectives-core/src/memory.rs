@@ -30,8 +30,8 @@ pub struct Memory(Counted<Owned>);
 #[repr(C, align(128))]
 struct Owned {
     last_user: Mutex<Option<StreamRef>>,
-    /// Which handle `last_user` holds, as a number, so that who uses the same stream again need not
-    /// lock. A handle that is held is at no other's address.
+    /// Which stream `last_user` is, as a number, so that who uses the same stream again need not lock. No
+    /// other has it while `last_user` holds this one.
     noted: AtomicUsize,
     id: u64,
     device: DeviceId,
@@ -205,7 +205,7 @@ impl Memory {
     }
 
     /// Notes that work on the memory is enqueued on a stream.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn note_user(&self, stream: &StreamRef) {
         if self.0.noted.load(Ordering::Relaxed) != stream.address() {
             self.note_locked(&mut self.lock_last_user(), stream);
@@ -213,7 +213,7 @@ impl Memory {
     }
 
     /// The same for who has locked the last user.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn note_locked(&self, last: &mut Option<StreamRef>, stream: &StreamRef) {
         if last.as_ref().is_none_or(|last| !last.is_same_as(stream)) {
             *last = Some(stream.clone());
@@ -227,7 +227,7 @@ impl Memory {
         Counted::ptr_eq(&self.0, &other.0)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lock_last_user(&self) -> MutexGuard<'_, Option<StreamRef>> {
         self.0
             .last_user

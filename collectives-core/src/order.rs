@@ -1,10 +1,11 @@
 //! Orders a use of counted memory after its last use, whichever stream that was on.
 
 use crate::device::Device;
-use crate::error::{Misuse, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::memory::Memory;
 use crate::rank::DeviceId;
 use crate::stream::{Stream, StreamRef};
+use crate::sync::MutexGuard;
 
 /// Runs `enqueue` with `stream` ordered after the last user of each memory; while the stream
 /// captures, its graph becomes an owner of each instead, and replays are ordered when they are
@@ -34,19 +35,14 @@ pub(crate) fn retained(
     memories: &[&Memory],
     stream: &StreamRef,
 ) -> Result<()> {
-    if let Some(memory) = memories
-        .iter()
-        .find(|memory| memory.device() != device.id())
-    {
-        tracing::debug!(?memory, "memory of another device");
-        return Err(Misuse::WrongDevice { what: "the memory" }.into());
-    }
+    check_device(device.id(), memories)?;
     memories
         .iter()
         .try_for_each(|&memory| device.retain(stream, memory.clone()))
 }
 
-/// [`exclusively_on`] the device, for a stream that was not checked yet.
+/// Runs `enqueue` with `stream`, which does not capture, ordered after the last user of each memory, and
+/// makes `stream` their last user. Sorts `memories`.
 pub(crate) fn exclusively<R>(
     device: &dyn Device,
     memories: &mut [&Memory],
@@ -56,84 +52,135 @@ pub(crate) fn exclusively<R>(
     if stream.device() != device.id() {
         return Err(Misuse::WrongDevice { what: "the stream" }.into());
     }
-    exclusively_on(device, device.id(), memories, stream, enqueue)
+    check_device(device.id(), memories)?;
+    let held = Held::of(memories);
+    held.order(device, stream)?;
+    let result = enqueue();
+    held.note(stream);
+    result
 }
 
-/// Runs `enqueue` with `stream`, which is one of this device, ordered after the last user of each
-/// memory, and makes `stream` their last user. Sorts `memories`.
+/// Refuses memory of another device.
+#[inline(always)]
+pub(crate) fn check_device(id: DeviceId, memories: &[&Memory]) -> Result<()> {
+    match memories.iter().find(|memory| memory.device() != id) {
+        None => Ok(()),
+        Some(memory) => Err(wrong_device(memory)),
+    }
+}
+
+#[cold]
+fn wrong_device(memory: &Memory) -> Error {
+    tracing::debug!(?memory, "memory of another device");
+    Misuse::WrongDevice { what: "the memory" }.into()
+}
+
+/// Memory that a stream was ordered after, with its last users locked until the use is enqueued.
 ///
-/// The locks are taken in the order of memory ids, each once, and held until `enqueue` returns, so
-/// that nobody can slip between the order and the use. Not for capturing streams: replays are
-/// ordered when they are launched.
-#[inline]
-pub(crate) fn exclusively_on<R>(
-    device: &dyn Device,
-    id: DeviceId,
-    memories: &mut [&Memory],
-    stream: &StreamRef,
-    enqueue: impl FnOnce() -> Result<R>,
-) -> Result<R> {
-    if memories.iter().any(|memory| memory.device() != id) {
-        return Err(Misuse::WrongDevice { what: "the memory" }.into());
-    }
-    // The common calls use one or two memories, whose guards need no heap.
-    match memories {
-        [] => enqueue(),
-        [memory] => one(device, memory, stream, enqueue),
-        many => several(device, many, stream, enqueue),
-    }
+/// Locks are taken in the order of memory ids, each once, so that nobody can slip between the order
+/// and the use, and no two can wait for each other.
+#[must_use]
+pub(crate) enum Held<'m> {
+    // Common calls use one or two, whose guards need no heap. None is what a graph owns: replays are
+    // ordered when they are launched.
+    One(Option<Locked<'m>>),
+    Two(Locked<'m>, Locked<'m>),
+    Many(Vec<Locked<'m>>),
 }
 
-#[inline(never)]
-fn several<R>(
-    device: &dyn Device,
-    memories: &mut [&Memory],
-    stream: &StreamRef,
-    enqueue: impl FnOnce() -> Result<R>,
-) -> Result<R> {
-    memories.sort_unstable_by_key(|memory| memory.id());
-    match memories {
-        [first, second] if first.id() == second.id() => one(device, first, stream, enqueue),
-        [first, second] => one(device, first, stream, || {
-            one(device, second, stream, enqueue)
-        }),
-        many => {
-            let distinct = many.chunk_by(|left, right| left.id() == right.id());
-            let distinct: Vec<_> = distinct.map(|same| same[0]).collect();
-            let mut guards: Vec<_> = distinct
-                .iter()
-                .map(|memory| memory.lock_last_user())
-                .collect();
-            for guard in &guards {
-                order_after(device, guard.as_ref(), stream)?;
+/// Memory whose last user nobody else can change.
+pub(crate) struct Locked<'m> {
+    memory: &'m Memory,
+    last: MutexGuard<'m, Option<StreamRef>>,
+}
+
+impl<'m> Held<'m> {
+    /// Locks memories of one device; sorts them.
+    // Apart from what can fail: returned beside an error, it would be moved field by field.
+    #[inline(always)]
+    pub(crate) fn of(memories: &mut [&'m Memory]) -> Self {
+        match memories {
+            [] => Self::One(None),
+            [memory] => Self::One(Some(Locked::of(memory))),
+            many => Self::several(many),
+        }
+    }
+
+    #[inline(never)]
+    fn several(memories: &mut [&'m Memory]) -> Self {
+        memories.sort_unstable_by_key(|memory| memory.id());
+        match memories {
+            [first, second] if first.id() == second.id() => Self::One(Some(Locked::of(first))),
+            [first, second] => Self::Two(Locked::of(first), Locked::of(second)),
+            many => {
+                let distinct = many.chunk_by(|left, right| left.id() == right.id());
+                Self::Many(distinct.map(|same| Locked::of(same[0])).collect())
             }
-            let result = enqueue();
-            for (memory, guard) in distinct.iter().zip(&mut guards) {
-                memory.note_locked(guard, stream);
+        }
+    }
+
+    /// Orders a stream, which does not capture, after the last user of each.
+    #[inline(always)]
+    pub(crate) fn order(&self, device: &dyn Device, stream: &StreamRef) -> Result<()> {
+        match self {
+            Self::One(None) => Ok(()),
+            Self::One(Some(one)) => one.order(device, stream),
+            more => more.order_all(device, stream),
+        }
+    }
+
+    #[inline(never)]
+    fn order_all(&self, device: &dyn Device, stream: &StreamRef) -> Result<()> {
+        match self {
+            Self::One(one) => one.iter().try_for_each(|one| one.order(device, stream)),
+            Self::Two(first, second) => {
+                first.order(device, stream)?;
+                second.order(device, stream)
             }
-            result
+            Self::Many(many) => many.iter().try_for_each(|one| one.order(device, stream)),
+        }
+    }
+
+    /// Makes the stream the last user.
+    #[inline(always)]
+    pub(crate) fn note(self, stream: &StreamRef) {
+        match self {
+            Self::One(None) => {}
+            Self::One(Some(one)) => one.note(stream),
+            more => more.note_all(stream),
+        }
+    }
+
+    #[inline(never)]
+    fn note_all(self, stream: &StreamRef) {
+        match self {
+            Self::One(one) => one.into_iter().for_each(|one| one.note(stream)),
+            Self::Two(first, second) => {
+                first.note(stream);
+                second.note(stream);
+            }
+            Self::Many(many) => many.into_iter().for_each(|one| one.note(stream)),
         }
     }
 }
 
-#[inline]
-fn one<R>(
-    device: &dyn Device,
-    memory: &Memory,
-    stream: &StreamRef,
-    enqueue: impl FnOnce() -> Result<R>,
-) -> Result<R> {
-    let mut last = memory.lock_last_user();
-    order_after(device, last.as_ref(), stream)?;
-    let result = enqueue();
-    memory.note_locked(&mut last, stream);
-    result
-}
+impl<'m> Locked<'m> {
+    #[inline(always)]
+    fn of(memory: &'m Memory) -> Self {
+        let last = memory.lock_last_user();
+        Self { memory, last }
+    }
 
-#[inline]
-fn order_after(device: &dyn Device, last: Option<&StreamRef>, stream: &StreamRef) -> Result<()> {
-    match last {
-        Some(last) if !last.is_same_as(stream) => device.order(last, stream),
-        _ => Ok(()),
+    #[inline(always)]
+    fn order(&self, device: &dyn Device, stream: &StreamRef) -> Result<()> {
+        match self.last.as_ref() {
+            Some(last) if !last.is_same_as(stream) => device.order(last, stream),
+            _ => Ok(()),
+        }
+    }
+
+    #[inline(always)]
+    fn note(mut self, stream: &StreamRef) {
+        self.memory.note_locked(&mut self.last, stream);
     }
 }

@@ -219,6 +219,7 @@ impl Lease {
 
     /// Notes the stream that work on the lease is enqueued on, so that the bytes are not reused
     /// before that work has finished.
+    #[inline(always)]
     pub(crate) fn note_use(&self, stream: &StreamRef) {
         if let Held::OfSlot(memory) | Held::Own(memory, _) = &self.held {
             memory.note_user(stream);

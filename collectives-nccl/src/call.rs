@@ -52,12 +52,29 @@ impl Call<'_> {
         let dtype = arithmetic.dtype;
         let op = match arithmetic.op {
             Reduction::Scaled(scalar) => {
-                return self.scaled(scalar, dtype, |op| self.call(step, dtype, op, selection));
+                return self.scaled(scalar, dtype, |op| {
+                    self.call_with(step, dtype, op, selection)
+                });
             }
             Reduction::Plain(op) => op,
             Reduction::None => RedOp::SUM,
         };
-        self.call(step, dtype, op, selection)
+        self.call_with(step, dtype, op, selection)
+    }
+
+    /// Makes one call, with what the library is told to choose from.
+    #[inline(never)]
+    pub(crate) fn call_with(
+        &self,
+        step: Step,
+        dtype: DataType,
+        op: RedOp,
+        selection: Option<&CStr>,
+    ) -> Result<()> {
+        match selection {
+            Some(selection) => self.selected(step, dtype, op, selection),
+            None => self.call(step, dtype, op),
+        }
     }
 
     /// Runs a call with a reduction that multiplies by a scalar first.
@@ -93,17 +110,9 @@ impl Call<'_> {
         clippy::multiple_unsafe_ops_per_block,
         reason = "one of them runs, and all have one reason to be sound"
     )]
-    pub(crate) fn call(
-        &self,
-        step: Step,
-        dtype: DataType,
-        op: RedOp,
-        selection: Option<&CStr>,
-    ) -> Result<()> {
+    #[inline(always)]
+    pub(crate) fn call(&self, step: Step, dtype: DataType, op: RedOp) -> Result<()> {
         let Self { nccl, comm, stream } = *self;
-        if let Some(selection) = selection {
-            return self.selected(step, dtype, op, selection);
-        }
         // SAFETY: nccl.h, "Collective communication operations" and "Send", "Recv": the operands
         // are as long as the checks of `Collective::check` found, valid by the caller of `enqueue`,
         // and the communicator is not freed while a call is inside it.
@@ -218,7 +227,7 @@ impl Call<'_> {
                     stream,
                     config,
                 ),
-                _ => return self.call(step, dtype, op, None),
+                _ => return self.call(step, dtype, op),
             }
         };
         called.map_err(nccl_error)

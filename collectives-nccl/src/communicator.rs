@@ -17,6 +17,7 @@ use collectives_core::scratch::Site;
 use collectives_core::split;
 use collectives_core::stream::StreamRef;
 use collectives_core::symmetric::SymmetricMemory;
+use collectives_core::work::Work;
 use nccl_sys::Version;
 
 use crate::device::{CudaDevice, vmm::Blocks};
@@ -213,13 +214,13 @@ impl Communicator for NcclCommunicator {
         let capture = self.device.capture_state(stream);
         let capture = capture.map_err(|error| self.state.note(error))?;
         // SAFETY: By the caller, and the checks and the question above.
-        unsafe { self.enqueue_on(ops, Site { stream, capture }) }
+        unsafe { self.enqueue_on(&Work::of(ops), Site { stream, capture }) }
     }
 
-    #[inline]
-    unsafe fn enqueue_checked(&mut self, ops: &[Collective<'_>], site: Site<'_>) -> Result<()> {
+    #[inline(always)]
+    unsafe fn enqueue_checked(&mut self, work: &Work<'_, '_>, site: Site<'_>) -> Result<()> {
         // SAFETY: By the caller.
-        unsafe { self.enqueue_on(ops, site) }
+        unsafe { self.enqueue_on(work, site) }
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {

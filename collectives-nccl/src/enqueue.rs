@@ -8,6 +8,7 @@ use collectives_core::dtype::DType;
 use collectives_core::error::{CaptureFault, Error, Result, Unsupported};
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::Site;
+use collectives_core::work::Work;
 use nccl_sys::{DataType, RedOp, Stream};
 
 use crate::call::{Arithmetic, Call, Reduction};
@@ -16,7 +17,7 @@ use crate::convert;
 use crate::device::stream::{CudaStream, stream_of};
 use crate::driver::{Current, RawFunction};
 use crate::error::nccl_error;
-use crate::mapping;
+use crate::mapping::{self, Step};
 use crate::options::Algorithm;
 use crate::scale;
 
@@ -60,7 +61,7 @@ fn arithmetic(op: &Collective<'_>) -> Result<Arithmetic> {
 
 /// The reduction of a call that is one call of the library with an operator that the library has, and
 /// nothing before or after it; of a call that does not reduce, any.
-#[inline]
+#[inline(always)]
 fn plain(call: &Collective<'_>) -> Option<RedOp> {
     match (call.op, call.counts) {
         (_, Counts::Uneven(_) | Counts::Even(0)) | (Op::AllReduce(ReduceOp::Average), _) => None,
@@ -76,76 +77,104 @@ impl NcclCommunicator {
     /// # Safety
     ///
     /// As for `Communicator::enqueue_checked`.
-    #[inline]
-    pub(crate) unsafe fn enqueue_on(&self, calls: &[Collective<'_>], site: Site<'_>) -> Result<()> {
-        let enqueued = if let [call] = calls
+    #[inline(always)]
+    pub(crate) unsafe fn enqueue_on(&self, work: &Work<'_, '_>, site: Site<'_>) -> Result<()> {
+        let enqueued = if self.algorithm == Algorithm::Auto
+            && let [call] = work.calls
             && let Some(op) = plain(call)
+            && let Some(step) = mapping::single(call, self.info.rank, &self.barrier)
         {
             // SAFETY: By the caller.
-            unsafe { self.enqueue_plain(call, op, site) }
+            unsafe { self.enqueue_plain(work, call, (step, op), site) }
         } else {
             // SAFETY: By the caller.
-            unsafe { self.enqueue_others(calls, site) }
+            unsafe { self.enqueue_others(work, site) }
         };
         enqueued.map_err(|error| self.state.note(error))
     }
 
-    /// Enqueues a call that is [`plain`]: what most calls are, with as little code between the caller
-    /// and the library as there can be.
+    /// Enqueues work whose one call is [`plain`], and is this step, of which the library chooses the kernel:
+    /// what most calls are, with as little code between the caller and the library as there can be.
     ///
     /// # Safety
     ///
     /// As for `Communicator::enqueue_checked`.
-    #[inline]
-    unsafe fn enqueue_plain(&self, call: &Collective<'_>, op: RedOp, site: Site<'_>) -> Result<()> {
+    #[inline(always)]
+    unsafe fn enqueue_plain(
+        &self,
+        work: &Work<'_, '_>,
+        call: &Collective<'_>,
+        (step, op): (Step, RedOp),
+        site: Site<'_>,
+    ) -> Result<()> {
+        // Here too, so that what is refused leaves no copy behind, and no claim of a graph.
+        self.state.check_open()?;
         self.check_windows(call)?;
+        let dtype = convert::data_type(call.dtype)?;
         let (stream, _current) = self.enter(site)?;
         if site.capture.is_some() {
-            // A graph that may not launch must not own the communicator.
-            self.state.check_open()?;
             self.claim(stream, slice::from_ref(call))?;
         }
-        let dtype = convert::data_type(call.dtype)?;
-        self.state.with_comm(|nccl, comm| {
-            let to = Call {
-                nccl,
-                comm,
-                stream: Stream(stream.raw.0),
-            };
-            match mapping::single(call, self.info.rank, &self.barrier) {
-                Some(step) => to.call(step, dtype, op, self.selection(call)),
-                None => Ok(()),
-            }
-        })?;
-        self.leave(site, stream)
+        // SAFETY: By the caller.
+        let enqueued = unsafe { self.enqueue_step(work, (step, dtype, op), stream) };
+        let noted = self.leave(site, stream);
+        enqueued.and(noted)
     }
 
-    /// Enqueues any calls.
+    /// Enqueues one call of the library and the copies around it.
+    ///
+    /// # Safety
+    ///
+    /// As for `Communicator::enqueue_checked`.
+    #[inline(always)]
+    unsafe fn enqueue_step(
+        &self,
+        work: &Work<'_, '_>,
+        (step, dtype, op): (Step, DataType, RedOp),
+        stream: &CudaStream,
+    ) -> Result<()> {
+        // SAFETY: By the caller.
+        unsafe { stream.copy(work.into) }?;
+        let inside = self.state.inside()?;
+        let to = Call {
+            nccl: self.state.nccl,
+            comm: inside.comm,
+            stream: Stream(stream.raw.0),
+        };
+        let called = to.call(step, dtype, op);
+        inside.leave()?;
+        called?;
+        // SAFETY: By the caller.
+        unsafe { stream.copy(work.out) }
+    }
+
+    /// Enqueues any work.
     ///
     /// # Safety
     ///
     /// As for `Communicator::enqueue_checked`.
     #[inline(never)]
-    unsafe fn enqueue_others(&self, calls: &[Collective<'_>], site: Site<'_>) -> Result<()> {
+    unsafe fn enqueue_others(&self, work: &Work<'_, '_>, site: Site<'_>) -> Result<()> {
         self.state.check_open()?;
-        self.check(calls)?;
-        if !calls.iter().any(Collective::is_empty) {
+        self.check(work.calls)?;
+        if !work.calls.iter().any(Collective::is_empty) {
             // SAFETY: By the caller.
-            return unsafe { self.enqueue_full(calls, site) };
+            return unsafe { self.enqueue_full(work, site) };
         }
-        let full = calls.iter().filter(|call| !call.is_empty());
-        let full: Vec<_> = full.copied().collect();
+        let full = work.calls.iter().filter(|call| !call.is_empty());
+        let calls = &*full.copied().collect::<Vec<_>>();
         // SAFETY: By the caller.
-        unsafe { self.enqueue_full(&full, site) }
+        unsafe { self.enqueue_full(&Work { calls, ..*work }, site) }
     }
 
-    /// Enqueues operations that were checked, none of them empty, as one group.
+    /// Enqueues operations that were checked, none of them empty, as one group, and their copies.
     ///
     /// # Safety
     ///
     /// As for `Communicator::enqueue_checked`.
-    unsafe fn enqueue_full(&self, ops: &[Collective<'_>], site: Site<'_>) -> Result<()> {
-        if ops.is_empty() {
+    unsafe fn enqueue_full(&self, work: &Work<'_, '_>, site: Site<'_>) -> Result<()> {
+        let ops = work.calls;
+        if ops.is_empty() && work.into.is_empty() && work.out.is_empty() {
             return Ok(());
         }
         let (stream, _current) = self.enter(site)?;
@@ -156,6 +185,26 @@ impl NcclCommunicator {
         if site.capture.is_some() {
             self.claim(stream, ops)?;
         }
+        // SAFETY: By the caller.
+        let enqueued = unsafe { self.enqueue_group(work, divides, stream) };
+        let noted = self.leave(site, stream);
+        enqueued.and(noted)
+    }
+
+    /// Enqueues operations as one group, and the copies and divisions around it.
+    ///
+    /// # Safety
+    ///
+    /// As for `Communicator::enqueue_checked`.
+    unsafe fn enqueue_group(
+        &self,
+        work: &Work<'_, '_>,
+        divides: bool,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let ops = work.calls;
+        // SAFETY: By the caller.
+        unsafe { stream.copy(work.into) }?;
         self.state.with_comm(|nccl, comm| {
             let call = Call {
                 nccl,
@@ -163,8 +212,9 @@ impl NcclCommunicator {
                 stream: Stream(stream.raw.0),
             };
             match ops {
+                [] => Ok(()),
                 [op] => match mapping::single(op, self.info.rank, &self.barrier) {
-                    Some(step) => call.step(step, arithmetic(op)?, self.selection(op)),
+                    Some(step) => call.step(step, arithmetic(op)?, self.selected(op)),
                     None => self.group(&call, ops),
                 },
                 _ => self.group(&call, ops),
@@ -174,14 +224,15 @@ impl NcclCommunicator {
             // SAFETY: By the caller.
             unsafe { self.divide(ops, stream) }?;
         }
-        self.leave(site, stream)
+        // SAFETY: By the caller.
+        unsafe { stream.copy(work.out) }
     }
 
     /// The stream of a call, with the context current.
     ///
     /// Not in relaxed mode: launches disturb no capture, and for what it sets up at a first call NCCL
     /// changes the mode itself, also on threads of its own.
-    #[inline]
+    #[inline(always)]
     fn enter<'s>(&self, site: Site<'s>) -> Result<(&'s CudaStream, Current)> {
         let device = &self.state.device;
         let stream = stream_of(device.id, site.stream)?;
@@ -189,8 +240,8 @@ impl NcclCommunicator {
         Ok((stream, device.context.enter()?))
     }
 
-    /// Notes what was enqueued.
-    #[inline]
+    /// Notes what was enqueued, also where only a part of it was.
+    #[inline(always)]
     fn leave(&self, site: Site<'_>, stream: &CudaStream) -> Result<()> {
         if site.capture.is_none() {
             if stream.is_foreign() {
@@ -216,12 +267,13 @@ impl NcclCommunicator {
     }
 
     /// Checks that operands lie in the windows they name.
-    #[inline]
+    #[inline(always)]
     fn check_windows(&self, call: &Collective<'_>) -> Result<()> {
         self.windows.check("send", call.send)?;
-        match call.recv == call.send {
+        let (send, recv) = (call.send, call.recv);
+        match recv.same_range(send) && recv.window == send.window {
             true => Ok(()),
-            false => self.windows.check("recv", call.recv),
+            false => self.windows.check("recv", recv),
         }
     }
 
@@ -279,7 +331,7 @@ impl NcclCommunicator {
 
     fn issue(&self, call: &Call<'_>, op: &Collective<'_>) -> Result<()> {
         let arithmetic = arithmetic(op)?;
-        let selection = self.selection(op);
+        let selection = self.selected(op);
         mapping::steps(
             op,
             self.info.rank,
@@ -290,15 +342,11 @@ impl NcclCommunicator {
     }
 
     /// What the library is told to choose from, for a call on windows that a kernel serves.
-    #[inline]
-    fn selection(&self, op: &Collective<'_>) -> Option<&'static CStr> {
-        match self.algorithm {
-            Algorithm::Auto => None,
-            _ => self.selected(op),
-        }
-    }
-
+    #[inline(never)]
     fn selected(&self, op: &Collective<'_>) -> Option<&'static CStr> {
+        if self.algorithm == Algorithm::Auto {
+            return None;
+        }
         let rule = self
             .capabilities
             .paths

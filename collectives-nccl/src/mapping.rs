@@ -61,6 +61,7 @@ pub(crate) enum Step {
 }
 
 /// Whether an operation is one call, so that it needs no group of its own.
+#[inline(always)]
 pub(crate) fn is_single(call: &Collective<'_>) -> bool {
     match call.op {
         Op::AllReduce(_)
@@ -75,7 +76,7 @@ pub(crate) fn is_single(call: &Collective<'_>) -> bool {
 }
 
 /// The one call that an operation [is](is_single); a barrier reduces the communicator's own word.
-#[inline]
+#[inline(always)]
 pub(crate) fn single(call: &Collective<'_>, rank: Rank, barrier: &Memory) -> Option<Step> {
     let (send, recv) = (call.send.addr, call.recv.addr);
     let count = call.counts.of(rank);

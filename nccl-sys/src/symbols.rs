@@ -56,6 +56,7 @@ impl Nccl {
         }
     }
 
+    #[inline]
     fn check(&self, name: &'static str, code: Code) -> Result<(), Error> {
         match code {
             Code::SUCCESS => Ok(()),

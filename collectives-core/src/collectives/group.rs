@@ -2,7 +2,6 @@
 
 use super::ops::common_dtype;
 use super::route::{self, Route};
-use super::run::Work;
 use super::staged::{self, aligned};
 use super::{Collectives, describe};
 use crate::collective::{Collective, Counts, Op};
@@ -15,6 +14,7 @@ use crate::reduce::ReduceOp;
 use crate::scratch::{Lease, ScratchAllocator, Site};
 use crate::stream::Stream;
 use crate::tensor::Tensor;
+use crate::work::Work;
 
 /// Operations that are enqueued together, so that messages inside may meet in any order.
 ///
@@ -155,6 +155,9 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     fn run_group(&mut self, mut group: Group<'_>, stream: &Stream) -> Result<Vec<OpReport>> {
         let mut capture = None;
         for call in &mut group.calls {
+            if self.look_up_addresses {
+                *call = self.looked_up(call);
+            }
             capture = self.check(call, stream)?;
         }
         check_disjoint(&group.calls)?;
@@ -176,7 +179,8 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
                     let scratch = lease.operand().slice(offset, bytes)?;
                     offset += aligned(bytes)?;
                     reports.push(OpReport::staged(call, lease, kernel));
-                    let copies = staged::stage(call, sides, scratch, self.world_size)?;
+                    let copies;
+                    (*call, copies) = staged::stage(call, sides, scratch, self.world_size)?;
                     into.extend(copies.into);
                     out.extend(copies.out);
                     continue;

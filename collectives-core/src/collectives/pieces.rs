@@ -8,12 +8,13 @@ use std::ops::Range;
 
 use super::route::missing_sides;
 use super::rows::Rows;
-use super::staged::{self, Copy, has_equal_sides};
+use super::staged::{self, has_equal_sides};
 use crate::addr::Operand;
 use crate::collective::{Collective, Counts, OpKind};
 use crate::error::Result;
 use crate::path::Sides;
 use crate::scratch::SCRATCH_ALIGNMENT;
+use crate::work::Copy;
 
 /// How a call is cut: as few pieces as fit one lease each, of lengths that differ by less than two
 /// alignments.
@@ -158,7 +159,7 @@ impl Cut {
             OpKind::AllGather => (cut(call.send)?, spread(call.recv)),
             _ => (cut(call.send)?, cut(call.recv)?),
         };
-        let staged = staged::stage(&mut piece, sides, scratch, world_size)?;
+        let (piece, staged) = staged::stage(&piece, sides, scratch, world_size)?;
         // In the lease parts lie side by side; in the tensor each lies in its rank's part.
         let apart = self.elements * size;
         let (mut into, mut out) = (Copies::one(staged.into), Copies::one(staged.out));

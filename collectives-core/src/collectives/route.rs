@@ -42,7 +42,7 @@ pub(super) struct Rules<'a> {
 }
 
 /// The path of a call with elements that was checked.
-#[inline]
+#[inline(always)]
 pub(super) fn choose(call: &Collective<'_>, rules: &Rules<'_>) -> Route {
     if rules.world_size == 1 {
         return Route::ordinary(Path::Direct, Reason::SingleRank);
@@ -80,7 +80,7 @@ pub(super) fn choose(call: &Collective<'_>, rules: &Rules<'_>) -> Route {
 /// The sides the kernel needs in a window that are not; all it needs when staging is forced.
 ///
 /// A rank that is not the root has one side only, which speaks for both, as on the root.
-#[inline]
+#[inline(always)]
 pub(super) fn missing_sides(call: &Collective<'_>, needs: Sides, forced: bool) -> Option<Sides> {
     let send = needs.send() && (forced || call.send.window.is_none());
     let recv = needs.recv() && (forced || call.recv.window.is_none());

@@ -108,14 +108,14 @@ impl Rows {
     }
 
     /// The first row that serves a call whose operands were checked, as [`PathTable::rule`] finds it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn find(&self, call: &Collective<'_>) -> Result<&Row, Reason> {
         // Operands that were checked are as long as the counts say.
         self.serving(call, call.send.bytes.max(call.recv.bytes))
     }
 
     /// The first row that serves such a call with a larger operand of this many bytes.
-    #[inline]
+    #[inline(always)]
     pub(super) fn serving(&self, call: &Collective<'_>, bytes: usize) -> Result<&Row, Reason> {
         let (op, dtype) = (call.kind(), dtype_bit(call.dtype));
         let reduction = reduction_bit(call.reduction());

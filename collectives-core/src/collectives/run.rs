@@ -4,36 +4,95 @@ use std::slice;
 
 use super::Collectives;
 use super::route::{self, Route, Rules};
-use super::staged::{self, Copy};
+use super::split::Large;
+use super::staged;
 use crate::addr::Operand;
-use crate::collective::Collective;
+use crate::collective::{Collective, Counts, Op};
 use crate::communicator::Communicator;
 use crate::device::Device;
 use crate::error::{Error, Misuse, Result};
 use crate::memory::Memory;
-use crate::order;
+use crate::order::{self, Held};
 use crate::path::{Kernel, OpReport, Path, Reason, Sides};
 use crate::rank::CaptureId;
 use crate::scratch::{Lease, Request, ScratchAllocator, Site};
 use crate::stream::{Stream, StreamRef};
-
-/// What is enqueued for one call or group, in stream order.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Work<'a, 'c> {
-    pub(super) into: &'a [Copy],
-    pub(super) calls: &'a [Collective<'c>],
-    pub(super) out: &'a [Copy],
-}
+use crate::work::{Copy, Work};
 
 impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// Runs one call whose operands `owners` own.
+    ///
+    /// What is called most has code of its own, in which nothing depends on the operation any more.
+    #[inline(always)]
     pub(super) fn run(
         &mut self,
-        mut call: Collective<'_>,
+        call: Collective<'_>,
         owners: &mut [&Memory],
         stream: &Stream,
     ) -> Result<OpReport> {
-        match self.run_one(&mut call, owners, stream) {
+        let call = &call;
+        match call.op {
+            _ if self.look_up_addresses => self.run_looked_up(call, owners, stream),
+            Op::AllReduce(_) => {
+                self.run_known(|op| matches!(op, Op::AllReduce(_)), call, owners, stream)
+            }
+            Op::ReduceScatter(_) => self.run_known(
+                |op| matches!(op, Op::ReduceScatter(_)),
+                call,
+                owners,
+                stream,
+            ),
+            Op::AllGather => self.run_known(|op| matches!(op, Op::AllGather), call, owners, stream),
+            _ => self.run_any(call, owners, stream),
+        }
+    }
+
+    /// Runs a call of the operation that `is` tells, for each of which this is compiled anew.
+    #[inline(never)]
+    fn run_known(
+        &mut self,
+        is: impl Fn(Op<'_>) -> bool,
+        call: &Collective<'_>,
+        owners: &mut [&Memory],
+        stream: &Stream,
+    ) -> Result<OpReport> {
+        match is(call.op) && matches!(call.counts, Counts::Even(_)) {
+            true => self.run_inline(call, owners, stream),
+            false => self.run_any(call, owners, stream),
+        }
+    }
+
+    #[inline(never)]
+    fn run_any(
+        &mut self,
+        call: &Collective<'_>,
+        owners: &mut [&Memory],
+        stream: &Stream,
+    ) -> Result<OpReport> {
+        self.run_inline(call, owners, stream)
+    }
+
+    /// Runs a call with its operands' windows, where it names none itself.
+    #[inline(never)]
+    fn run_looked_up(
+        &mut self,
+        call: &Collective<'_>,
+        owners: &mut [&Memory],
+        stream: &Stream,
+    ) -> Result<OpReport> {
+        self.run_any(&self.looked_up(call), owners, stream)
+    }
+
+    // Always inline and by an unchanging reference all the way down, so that what is asked of a known
+    // operation is answered at compile time.
+    #[inline(always)]
+    fn run_inline(
+        &mut self,
+        call: &Collective<'_>,
+        owners: &mut [&Memory],
+        stream: &Stream,
+    ) -> Result<OpReport> {
+        match self.run_one(call, owners, stream) {
             Ok(report) => Ok(report),
             Err(error) => Err(self.with_context(error, call.kind().name())),
         }
@@ -47,10 +106,10 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             .on_rank(self.rank)
     }
 
-    #[inline]
+    #[inline(always)]
     fn run_one(
         &mut self,
-        call: &mut Collective<'_>,
+        call: &Collective<'_>,
         owners: &mut [&Memory],
         stream: &StreamRef,
     ) -> Result<OpReport> {
@@ -64,20 +123,22 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             } => (path, reason, kernel),
             Route::Stage { sides, kernel } => {
                 let bytes = staged::scratch_bytes(call, sides, self.world_size)?;
-                if bytes > self.splitting.piece {
-                    return self.run_large(*call, (sides, kernel, bytes), owners, site);
-                }
-                let request = Request::new(bytes);
-                match self.scratch.acquire(&mut self.comm, request, site) {
+                let large = match bytes > self.splitting.piece {
+                    true => self.run_large(call, (sides, kernel, bytes), owners, site)?,
+                    false => Large::Whole,
+                };
+                let served = match large {
+                    Large::Whole => self.acquire(bytes, site)?,
+                    Large::Unserved(reason) => Err(reason),
+                    Large::Done(report) => return Ok(report),
+                };
+                match served {
                     Ok(lease) => {
                         let report = OpReport::staged(call, &lease, kernel);
                         self.run_staged(call, sides, lease, owners, site)?;
                         return Ok(report);
                     }
-                    Err(error) => {
-                        let reason = self.reason_to_fall_back(error, bytes)?;
-                        (Path::Fallback, reason, Kernel::Ordinary)
-                    }
+                    Err(reason) => (Path::Fallback, reason, Kernel::Ordinary),
                 }
             }
         };
@@ -94,54 +155,53 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         site: Site<'_>,
     ) -> Result<OpReport> {
         route::permit(call, path, reason, self.fallback)?;
-        let work = Work {
-            into: &[],
-            calls: slice::from_ref(call),
-            out: &[],
-        };
+        let work = Work::of(slice::from_ref(call));
         self.enqueue(&work, None, owners, site)?;
         Ok(OpReport::unstaged(call, path, reason, kernel))
     }
 
-    // Always inline, or the rare path of large calls would make it a call of its own on the common one.
     #[inline(always)]
     pub(super) fn run_staged(
         &mut self,
-        call: &mut Collective<'_>,
+        call: &Collective<'_>,
         sides: Sides,
         lease: Lease,
         owners: &mut [&Memory],
         site: Site<'_>,
     ) -> Result<()> {
-        let copies = staged::stage(call, sides, lease.operand(), self.world_size)?;
+        self.prepare(Some(&lease), owners, site)?;
+        let held = hold(owners, site);
+        held.order(&*self.device, site.stream)?;
+        // Made where it is used, so that the backend still knows what operation it is.
+        let (call, copies) = staged::stage(call, sides, lease.operand(), self.world_size)?;
         let work = Work {
             into: copies.into.as_slice(),
-            calls: slice::from_ref(call),
+            calls: slice::from_ref(&call),
             out: copies.out.as_slice(),
         };
-        self.enqueue(&work, Some(&lease), owners, site)?;
+        self.enqueue_ordered(&work, held, site)?;
         self.scratch.release(lease)
     }
 
-    /// Checks a call and gives its operands the windows they lie in, where that is wanted.
-    #[inline]
+    /// Checks a call.
+    #[inline(always)]
     pub(super) fn check(
         &self,
-        call: &mut Collective<'_>,
+        call: &Collective<'_>,
         stream: &StreamRef,
     ) -> Result<Option<CaptureId>> {
         if stream.device() != self.device_id {
             return Err(Misuse::WrongDevice { what: "the stream" }.into());
         }
-        call.check(self.rank, self.world_size)?;
-        if self.look_up_addresses {
-            call.send = self.look_up(call.send);
-            call.recv = self.look_up(call.recv);
-        }
+        call.check_inline(self.rank, self.world_size)?;
         self.device.capture_state(stream)
     }
 
-    #[inline(never)]
+    /// The call with the windows that its operands lie in.
+    pub(super) fn looked_up<'c>(&self, call: &Collective<'c>) -> Collective<'c> {
+        call.with_operands(self.look_up(call.send), self.look_up(call.recv))
+    }
+
     fn look_up(&self, operand: Operand) -> Operand {
         Operand {
             window: operand
@@ -151,7 +211,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn route(&self, call: &Collective<'_>, captured: bool) -> Route {
         if call.is_empty() {
             // Enqueued all the same: a backend that compares calls compares this one too.
@@ -169,6 +229,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     }
 
     /// A lease, or the reason to take the ordinary path.
+    #[inline(always)]
     pub(super) fn acquire(
         &mut self,
         bytes: usize,
@@ -194,7 +255,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     }
 
     /// Enqueues copies in, the operations as one group, and copies out, in stream order.
-    #[inline]
+    #[inline(always)]
     pub(super) fn enqueue(
         &mut self,
         work: &Work<'_, '_>,
@@ -202,38 +263,54 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         owners: &mut [&Memory],
         site: Site<'_>,
     ) -> Result<()> {
-        let drains = self.drains;
-        self.in_order(lease, owners, site, |comm, device| {
-            enqueue_all(comm, device, work, drains, site)
-        })
+        self.prepare(lease, owners, site)?;
+        let held = hold(owners, site);
+        held.order(&*self.device, site.stream)?;
+        self.enqueue_ordered(work, held, site)
     }
 
-    /// Runs `enqueue` with the stream ordered after the last use of the owners.
     #[inline(always)]
-    pub(super) fn in_order(
+    fn enqueue_ordered(
         &mut self,
-        lease: Option<&Lease>,
-        owners: &mut [&Memory],
+        work: &Work<'_, '_>,
+        held: Held<'_>,
         site: Site<'_>,
-        enqueue: impl FnOnce(&mut C, &dyn Device) -> Result<()>,
+    ) -> Result<()> {
+        let Self { comm, device, .. } = self;
+        let enqueued = enqueue_all(comm, &**device, work, self.drains, site);
+        held.note(site.stream);
+        enqueued
+    }
+
+    /// Has the graph own what a captured call uses; checks owners and notes the use of the lease otherwise.
+    #[inline(always)]
+    pub(super) fn prepare(
+        &self,
+        lease: Option<&Lease>,
+        owners: &[&Memory],
+        site: Site<'_>,
     ) -> Result<()> {
         if site.capture.is_some() {
-            let Self { comm, device, .. } = self;
-            order::retained(&**device, owners, site.stream)?;
-            return enqueue(comm, &**device);
+            return order::retained(&*self.device, owners, site.stream);
         }
         if let Some(lease) = lease {
             lease.note_use(site.stream);
         }
-        let id = self.device_id;
-        let Self { comm, device, .. } = self;
-        let device = &**device;
-        order::exclusively_on(device, id, owners, site.stream, || enqueue(comm, device))
+        order::check_device(self.device_id, owners)
+    }
+}
+
+/// Locks the owners that an eager call uses; replays are ordered when they are launched.
+#[inline(always)]
+pub(super) fn hold<'m>(owners: &mut [&'m Memory], site: Site<'_>) -> Held<'m> {
+    match site.capture {
+        None => Held::of(owners),
+        Some(_) => Held::of(&mut []),
     }
 }
 
 /// The data-moving part; if it unwinds, peers must not wait for this rank.
-#[inline(never)]
+#[inline(always)]
 fn enqueue_all<C: Communicator>(
     comm: &mut C,
     device: &dyn Device,
@@ -242,49 +319,59 @@ fn enqueue_all<C: Communicator>(
     site: Site<'_>,
 ) -> Result<()> {
     let guard = AbortOnPanic(comm);
-    for copy in work.into {
-        enqueue_copy(device, copy, site.stream)?;
-    }
-    enqueue_calls(guard.0, work.calls, site)?;
-    settle(guard.0, work.calls, drains, site)?;
-    for copy in work.out {
-        enqueue_copy(device, copy, site.stream)?;
+    match drains {
+        true => enqueue_work(guard.0, work, site)?,
+        false => enqueue_undrained(guard.0, device, work, site)?,
     }
     // Nothing unwound, so nobody needs to be asked whether something does.
     std::mem::forget(guard);
     Ok(())
 }
 
-#[inline]
+/// The same where an operation that has run may still be read by peers.
+#[inline(never)]
+fn enqueue_undrained<C: Communicator>(
+    comm: &mut C,
+    device: &dyn Device,
+    work: &Work<'_, '_>,
+    site: Site<'_>,
+) -> Result<()> {
+    let copy = |copy| enqueue_copy(device, copy, site.stream);
+    work.into.iter().try_for_each(copy)?;
+    enqueue_work(comm, &Work::of(work.calls), site)?;
+    settle(comm, work.calls, site)?;
+    work.out.iter().try_for_each(copy)
+}
+
 pub(super) fn enqueue_copy(device: &dyn Device, copy: &Copy, stream: &StreamRef) -> Result<()> {
     // SAFETY: One range lies in the lease and the other in the tensor; both are valid until the
     // copy has run, for the reasons given at the calls.
     unsafe { device.copy(copy.dst, copy.src, copy.bytes, stream) }
 }
 
-/// Enqueues operations that `check` has seen, or pieces of such.
-#[inline]
-pub(super) fn enqueue_calls<C: Communicator>(
+/// Enqueues operations that `check` has seen, or pieces of such, and their copies.
+#[inline(always)]
+pub(super) fn enqueue_work<C: Communicator>(
     comm: &mut C,
-    calls: &[Collective<'_>],
+    work: &Work<'_, '_>,
     site: Site<'_>,
 ) -> Result<()> {
     // SAFETY: `check` found the operands valid in shape, which neither staging nor cutting changes, and
     // asked the stream. Their bytes are valid for the device by the contract of `Tensor` or of the
     // lease, and the stream is ordered after their last users: by the caller for owners, by the allocator
-    // for slots.
-    unsafe { comm.enqueue_checked(calls, site) }
+    // for slots. A copy is between such operands.
+    unsafe { comm.enqueue_checked(work, site) }
 }
 
-/// Has the stream wait until no peer reads the operands any more.
-#[inline]
+/// Has the stream wait until no peer reads the operands any more, where an operation that has run may
+/// still be read.
+#[inline(never)]
 pub(super) fn settle<C: Communicator>(
     comm: &mut C,
     calls: &[Collective<'_>],
-    drains: bool,
     site: Site<'_>,
 ) -> Result<()> {
-    if !drains && calls.iter().any(is_read_by_peers) {
+    if calls.iter().any(is_read_by_peers) {
         // SAFETY: A barrier has no operands.
         unsafe { comm.enqueue(&[Collective::BARRIER], site.stream) }?;
     }
@@ -310,6 +397,7 @@ impl<C: Communicator> Drop for AbortOnPanic<'_, C> {
 }
 
 impl OpReport {
+    #[inline(always)]
     pub(super) fn unstaged(
         call: &Collective<'_>,
         path: Path,

@@ -4,13 +4,14 @@ use std::slice;
 
 use super::Collectives;
 use super::pieces::Cut;
-use super::run::{AbortOnPanic, enqueue_calls, enqueue_copy, settle};
+use super::run::{AbortOnPanic, enqueue_copy, enqueue_work, hold, settle};
 use crate::collective::Collective;
 use crate::communicator::Communicator;
 use crate::error::{CaptureFault, Error, Result};
 use crate::memory::Memory;
-use crate::path::{Kernel, OpReport, Path, Sides, Staging};
+use crate::path::{Kernel, OpReport, Reason, Sides, Staging};
 use crate::scratch::{Lease, ScratchAllocator, Site, Splitting};
+use crate::work::Work;
 
 impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// How a call is cut that needs these sides in windows and so many bytes of scratch for it; `None`
@@ -23,40 +24,34 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         Cut::of(call, needs, piece, &self.rows, self.world_size)
     }
 
-    /// Stages a call that was checked and needs more than a piece.
+    /// Stages a call that was checked and needs more than a piece, if it can be cut.
     #[cold]
     #[inline(never)]
     pub(super) fn run_large(
         &mut self,
-        mut call: Collective<'_>,
+        call: &Collective<'_>,
         (sides, kernel, bytes): (Sides, Kernel, usize),
         owners: &mut [&Memory],
         site: Site<'_>,
-    ) -> Result<OpReport> {
-        let row = self.rows.find(&call).ok();
-        let cut = row.and_then(|row| self.cut(&call, row.needs, bytes));
-        let leased = cut.map_or(bytes, |_| self.splitting.piece);
-        let lease = match self.acquire(leased, site)? {
+    ) -> Result<Large> {
+        let row = self.rows.find(call).ok();
+        let Some(cut) = row.and_then(|row| self.cut(call, row.needs, bytes)) else {
+            return Ok(Large::Whole);
+        };
+        let lease = match self.acquire(self.splitting.piece, site)? {
             Ok(lease) => lease,
-            Err(reason) => {
-                let as_is = (Path::Fallback, reason, Kernel::Ordinary);
-                return self.run_as_is(&call, as_is, owners, site);
-            }
+            Err(reason) => return Ok(Large::Unserved(reason)),
         };
-        let report = OpReport::staged(&call, &lease, kernel);
-        let Some(cut) = cut else {
-            self.run_staged(&mut call, sides, lease, owners, site)?;
-            return Ok(report);
-        };
-        self.run_cut(&call, &cut, sides, lease, owners, site)?;
+        let report = OpReport::staged(call, &lease, kernel);
+        self.run_cut(call, &cut, sides, lease, owners, site)?;
         // That of the pieces, where the table tells kernels by size.
-        let longest = cut.bytes(&call, 0, self.world_size);
-        let row = self.rows.serving(&call, longest).ok();
-        Ok(OpReport {
+        let longest = cut.bytes(call, 0, self.world_size);
+        let row = self.rows.serving(call, longest).ok();
+        Ok(Large::Done(OpReport {
             kernel: row.map_or(kernel, |row| row.kernel(self.insisted)),
             pieces: u32::try_from(cut.pieces()).unwrap_or(u32::MAX),
             ..report
-        })
+        }))
     }
 
     fn run_cut(
@@ -71,23 +66,31 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         let sides = cut.sides(call, missing, self.staging == Staging::Forced);
         let (scratch, world_size, drains) = (lease.operand(), self.world_size, self.drains);
         let mut progress = Progress::default();
-        let enqueued = self.in_order(Some(&lease), owners, site, |comm, device| {
+        self.prepare(Some(&lease), owners, site)?;
+        let held = hold(owners, site);
+        held.order(&*self.device, site.stream)?;
+        let Self { comm, device, .. } = self;
+        let mut enqueue_pieces = || {
             let guard = AbortOnPanic(comm);
             for index in 0..cut.pieces() {
                 let piece = cut.piece(call, index, sides, scratch, world_size)?;
                 let calls = slice::from_ref(&piece.call);
-                let enqueue = |copy| enqueue_copy(device, &copy, site.stream);
+                let enqueue = |copy| enqueue_copy(&**device, &copy, site.stream);
                 piece.into.each().try_for_each(enqueue)?;
-                enqueue_calls(guard.0, calls, site)?;
+                enqueue_work(guard.0, &Work::of(calls), site)?;
                 progress.moved = true;
-                settle(guard.0, calls, drains, site)?;
+                if !drains {
+                    settle(guard.0, calls, site)?;
+                }
                 piece.out.each().try_for_each(enqueue)?;
                 progress.pieces += 1;
             }
             // Nothing unwound, so nobody needs to be asked whether something does.
             std::mem::forget(guard);
             Ok(())
-        });
+        };
+        let enqueued = enqueue_pieces();
+        held.note(site.stream);
         self.scratch.note_pieces(progress.pieces);
         match enqueued {
             Ok(()) => self.scratch.release(lease),
@@ -113,6 +116,17 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         self.comm.abort_handle().abort(&format!("{what}: {error}"));
         error.poisoning()
     }
+}
+
+/// What became of a call that needs more than a piece.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Large {
+    /// It went in pieces.
+    Done(OpReport),
+    /// There is no scratch for a piece.
+    Unserved(Reason),
+    /// It stays whole, and nothing was done.
+    Whole,
 }
 
 /// How far a call came.

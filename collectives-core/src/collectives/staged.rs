@@ -1,18 +1,11 @@
 //! Rewrites a call so that it runs in a scratch slot: pure arithmetic on operands.
 
-use crate::addr::{Addr, Operand};
+use crate::addr::Operand;
 use crate::collective::{Collective, Counts, OpKind};
 use crate::error::{Error, Misuse, Result};
 use crate::path::Sides;
 use crate::scratch::SCRATCH_ALIGNMENT;
-
-/// A copy in stream order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Copy {
-    pub(super) dst: Addr,
-    pub(super) src: Addr,
-    pub(super) bytes: usize,
-}
+use crate::work::Copy;
 
 /// The copies before and after a call that runs on exactly the requested bytes of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +17,7 @@ pub(super) struct Copies {
 /// Scratch bytes of a call: equal on all ranks, also where ranks have parts of different length.
 ///
 /// An operation on equal sides runs in place in one range; others give each staged side its own.
-#[inline]
+#[inline(always)]
 pub(super) fn scratch_bytes(
     call: &Collective<'_>,
     sides: Sides,
@@ -49,6 +42,7 @@ pub(super) const fn is_rooted(kind: OpKind) -> bool {
     matches!(kind, OpKind::Broadcast | OpKind::Reduce)
 }
 
+#[inline(never)]
 fn sides_bytes(call: &Collective<'_>, sides: Sides, world_size: usize) -> Result<usize> {
     let (send, recv) = side_bytes(call, world_size)?;
     if has_equal_sides(call.kind()) {
@@ -62,6 +56,7 @@ fn sides_bytes(call: &Collective<'_>, sides: Sides, world_size: usize) -> Result
 }
 
 /// The longest send and receive operand any rank has.
+#[inline(never)]
 fn side_bytes(call: &Collective<'_>, world_size: usize) -> Result<(usize, usize)> {
     let part = match call.counts {
         Counts::Even(count) => count,
@@ -90,14 +85,14 @@ fn too_large() -> Error {
     Misuse::Other("the scratch of this call overflows the address space".to_owned()).into()
 }
 
-/// Moves the call to `scratch`, which has [`scratch_bytes`] bytes.
+/// The call moved to `scratch`, which has [`scratch_bytes`] bytes, and its copies.
 #[inline(always)]
-pub(super) fn stage(
-    call: &mut Collective<'_>,
+pub(super) fn stage<'c>(
+    call: &Collective<'c>,
     sides: Sides,
     scratch: Operand,
     world_size: usize,
-) -> Result<Copies> {
+) -> Result<(Collective<'c>, Copies)> {
     let both = match call.kind() {
         OpKind::AllReduce => false,
         kind if is_rooted(kind) => return stage_rooted(call, sides, scratch),
@@ -107,6 +102,7 @@ pub(super) fn stage(
         true => aligned(side_bytes(call, world_size)?.0)?,
         false => 0,
     };
+    let mut call = *call;
     let (send, recv) = (call.send, call.recv);
     if let (Some(one), Some(other)) = (send.window, recv.window)
         && one.window == other.window
@@ -125,29 +121,34 @@ pub(super) fn stage(
             false => call.send,
         };
     }
-    Ok(Copies {
+    let copies = Copies {
         into: copy(sides.send(), call.send, send),
         out: copy(sides.recv(), recv, call.recv),
-    })
+    };
+    Ok((call, copies))
 }
 
 /// A rooted operation runs in place; a side that this rank does not have stays empty.
 #[inline(never)]
-fn stage_rooted(call: &mut Collective<'_>, sides: Sides, scratch: Operand) -> Result<Copies> {
+fn stage_rooted<'c>(
+    call: &Collective<'c>,
+    sides: Sides,
+    scratch: Operand,
+) -> Result<(Collective<'c>, Copies)> {
     let (send, recv) = (call.send, call.recv);
     let moved = |side: Operand, staged: bool| match staged && side.bytes > 0 {
         true => scratch.slice(0, side.bytes),
         false => Ok(side),
     };
-    call.send = moved(send, sides.send())?;
-    call.recv = moved(recv, sides.recv())?;
-    Ok(Copies {
+    let call = call.with_operands(moved(send, sides.send())?, moved(recv, sides.recv())?);
+    let copies = Copies {
         into: copy(sides.send(), call.send, send),
         out: copy(sides.recv(), recv, call.recv),
-    })
+    };
+    Ok((call, copies))
 }
 
-#[inline]
+#[inline(always)]
 fn copy(staged: bool, dst: Operand, src: Operand) -> Option<Copy> {
     (staged && src.bytes > 0).then_some(Copy {
         dst: dst.addr,
@@ -159,6 +160,7 @@ fn copy(staged: bool, dst: Operand, src: Operand) -> Option<Copy> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::addr::Addr;
     use crate::collective::Op;
     use crate::dtype::DType;
     use crate::reduce::ReduceOp;
@@ -194,8 +196,8 @@ mod tests {
         let scratch = at(8192, 20).in_window(window(5, 0));
         for (other, named) in [(window(4, 10), None), (window(6, 0), Some(window(6, 0)))] {
             let part = at(4106, 10).in_window(other);
-            let mut gather = call(Op::AllGather, part, whole, 10);
-            stage(&mut gather, Sides::Recv, scratch, 2).unwrap();
+            let gather = call(Op::AllGather, part, whole, 10);
+            let (gather, _) = stage(&gather, Sides::Recv, scratch, 2).unwrap();
             assert_eq!(gather.send.window, named);
             assert_eq!(gather.recv.window, scratch.window);
         }
@@ -203,14 +205,14 @@ mod tests {
 
     #[test]
     fn all_reduce_runs_in_place_on_exactly_the_requested_bytes() {
-        let mut call = call(
+        let call = call(
             Op::AllReduce(ReduceOp::Sum),
             at(1 << 20, 100),
             at(1 << 21, 100),
             100,
         );
         assert_eq!(scratch_bytes(&call, Sides::Both, 2).unwrap(), 100);
-        let copies = stage(&mut call, Sides::Both, at(4096, 100), 2).unwrap();
+        let (call, copies) = stage(&call, Sides::Both, at(4096, 100), 2).unwrap();
         assert_eq!(call.send, at(4096, 100));
         assert_eq!(call.recv, at(4096, 100));
         assert_eq!(copies.into.unwrap().src.value(), 1 << 20);
@@ -230,9 +232,9 @@ mod tests {
             (Op::Reduce { op, root }, tensor, tensor),
             (Op::Reduce { op, root }, tensor, nothing),
         ] {
-            let mut call = call(op, send, recv, 100);
+            let call = call(op, send, recv, 100);
             assert_eq!(scratch_bytes(&call, Sides::Both, 2).unwrap(), 100);
-            let copies = stage(&mut call, Sides::Both, lease, 2).unwrap();
+            let (call, copies) = stage(&call, Sides::Both, lease, 2).unwrap();
             let staged = |side: Operand| if side.bytes > 0 { lease } else { nothing };
             assert_eq!((call.send, call.recv), (staged(send), staged(recv)));
             let copied = (copies.into.is_some(), copies.out.is_some());
@@ -242,25 +244,25 @@ mod tests {
 
     #[test]
     fn reduce_scatter_stages_what_it_reads_and_all_gather_what_it_writes() {
-        let mut scatter = call(
+        let scatter = call(
             Op::ReduceScatter(ReduceOp::Sum),
             at(1 << 20, 200),
             at(1 << 21, 100),
             100,
         );
-        let copies = stage(&mut scatter, Sides::Send, at(4096, 200), 2).unwrap();
+        let (scatter, copies) = stage(&scatter, Sides::Send, at(4096, 200), 2).unwrap();
         assert_eq!(scatter.send, at(4096, 200));
         assert_eq!(scatter.recv, at(1 << 21, 100));
         assert_eq!((copies.into.unwrap().bytes, copies.out), (200, None));
-        let mut gather = call(Op::AllGather, at(1 << 20, 100), at(1 << 21, 200), 100);
-        let copies = stage(&mut gather, Sides::Recv, at(4096, 200), 2).unwrap();
+        let gather = call(Op::AllGather, at(1 << 20, 100), at(1 << 21, 200), 100);
+        let (gather, copies) = stage(&gather, Sides::Recv, at(4096, 200), 2).unwrap();
         assert_eq!(gather.send, at(1 << 20, 100));
         assert_eq!((copies.into, copies.out.unwrap().bytes), (None, 200));
     }
 
     #[test]
     fn two_sides_of_one_lease_are_aligned_apart() {
-        let mut scatter = call(
+        let scatter = call(
             Op::ReduceScatter(ReduceOp::Sum),
             at(1 << 20, 200),
             at(1 << 21, 100),
@@ -268,7 +270,7 @@ mod tests {
         );
         let bytes = scratch_bytes(&scatter, Sides::Both, 2).unwrap();
         assert_eq!(bytes, SCRATCH_ALIGNMENT + 100);
-        stage(&mut scatter, Sides::Both, at(8192, bytes), 2).unwrap();
+        let (scatter, _) = stage(&scatter, Sides::Both, at(8192, bytes), 2).unwrap();
         assert_eq!(scatter.recv, at(8192 + SCRATCH_ALIGNMENT, 100));
     }
 
@@ -282,8 +284,8 @@ mod tests {
                 let mut gather = call(Op::AllGather, send, recv, 0);
                 gather.counts = Counts::Uneven(&counts);
                 let bytes = scratch_bytes(&gather, Sides::Both, 2).unwrap();
-                stage(&mut gather, Sides::Both, at(1 << 22, bytes), 2).unwrap();
-                (bytes, gather.recv)
+                let (staged, _) = stage(&gather, Sides::Both, at(1 << 22, bytes), 2).unwrap();
+                (bytes, staged.recv)
             })
             .collect();
         assert_eq!(places[0], places[1]);

@@ -13,6 +13,7 @@ use collectives_core::path::{PathRule, Sides};
 use collectives_core::scratch::Site;
 use collectives_core::stream::StreamRef;
 use collectives_core::symmetric::SymmetricMemory;
+use collectives_core::work::Work;
 
 /// A communicator whose table says that broadcasts and reductions to a root want both sides in windows.
 #[derive(Debug)]
@@ -61,9 +62,9 @@ impl<C: Communicator> Communicator for Rooted<C> {
         unsafe { self.inner.enqueue(ops, stream) }
     }
 
-    unsafe fn enqueue_checked(&mut self, ops: &[Collective<'_>], site: Site<'_>) -> Result<()> {
+    unsafe fn enqueue_checked(&mut self, work: &Work<'_, '_>, site: Site<'_>) -> Result<()> {
         // SAFETY: By the caller.
-        unsafe { self.inner.enqueue_checked(ops, site) }
+        unsafe { self.inner.enqueue_checked(work, site) }
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {

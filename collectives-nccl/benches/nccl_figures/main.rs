@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Ranks are processes, each on the next GPU, in turn. All variants of a size run in one process, one
-//! after another in every round, so that what disturbs one disturbs all, and each follows each other one
-//! equally often; a figure is a median, and a difference the median of differences within rounds. One variant runs twice: what lies between the
+//! after another in every round, so that what disturbs one disturbs all, and within rounds each follows each
+//! other one equally often; a figure is a median, and a difference the median of differences within rounds. One variant runs twice: what lies between the
 //! two is the spread, below which no difference means anything.
 //!
 //! | option | meaning | default |

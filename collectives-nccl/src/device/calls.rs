@@ -10,6 +10,7 @@ use collectives_core::graph::Graphs;
 use collectives_core::memory::Memory;
 use collectives_core::rank::{CaptureId, DeviceId, Rank};
 use collectives_core::stream::{Fence, Stream, StreamRef};
+use collectives_core::work::Copy;
 
 use super::event::{CudaFence, fence_of};
 use super::garbage::{Item, ready};
@@ -101,7 +102,6 @@ unsafe impl Device for CudaDevice {
         })
     }
 
-    #[inline]
     fn capture_state(&self, stream: &StreamRef) -> Result<Option<CaptureId>> {
         let stream = stream_of(self.shared.id, stream)?;
         stream.health()?;
@@ -121,17 +121,10 @@ unsafe impl Device for CudaDevice {
     unsafe fn copy(&self, dst: Addr, src: Addr, bytes: usize, stream: &StreamRef) -> Result<()> {
         let stream = stream_of(self.shared.id, stream)?;
         stream.health()?;
-        if bytes == 0 {
-            return Ok(());
-        }
         let marks = stream.is_foreign() && stream.capturing()?.is_none();
         let _current = self.shared.context.enter()?;
-        // SAFETY: `cuMemcpyDtoDAsync` (cuda.h, "Memory Management"): the ranges are valid and do
-        // not overlap, by the caller.
-        unsafe {
-            self.driver()
-                .copy_device_to_device(pointer(dst), pointer(src), bytes, stream.raw)
-        }?;
+        // SAFETY: By the caller.
+        unsafe { stream.copy(&[Copy { dst, src, bytes }]) }?;
         if marks {
             stream.mark()?;
         }

@@ -7,9 +7,11 @@ use std::{ptr, slice};
 use collectives_core::error::{CaptureFault, Error, Misuse, Result};
 use collectives_core::rank::{CaptureId, DeviceId, StreamId};
 use collectives_core::stream::{StreamHandle, StreamRef};
+use collectives_core::work::Copy;
 
 use super::event::Event;
 use super::garbage::{Item, ready};
+use super::pointer;
 use super::shared::Shared;
 use crate::driver::{
     CAPTURE_ACTIVE, CAPTURE_NONE, Driver, EVENT_DISABLE_TIMING, RawEvent, RawGraph, RawNode,
@@ -59,8 +61,8 @@ pub(crate) enum Settled {
     When(RawEvent),
 }
 
-// SAFETY: The id comes from `cuStreamGetId`, which is unique for the life of the program; the
-// stream is owned and destroyed after the handle, or its owner promised that it outlives it.
+// SAFETY: The id comes from `cuStreamGetId`, which is unique for the life of the program, and is kept, as
+// the device is; the stream is owned and destroyed after the handle, or its owner promised that it outlives it.
 unsafe impl StreamHandle for CudaStream {
     fn id(&self) -> StreamId {
         self.id
@@ -76,7 +78,7 @@ unsafe impl StreamHandle for CudaStream {
 }
 
 /// The stream behind `stream`, if it is one of this backend and this device.
-#[inline]
+#[inline(always)]
 pub(crate) fn stream_of(device: DeviceId, stream: &StreamRef) -> Result<&CudaStream> {
     match stream.downcast::<CudaStream>() {
         Some(cuda) if cuda.device == device => Ok(cuda),
@@ -150,7 +152,7 @@ impl CudaStream {
     }
 
     /// The failure of an operation that ran on it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn health(&self) -> Result<()> {
         match self.state.failure.get() {
             Some(error) => Err(error.clone()),
@@ -159,7 +161,7 @@ impl CudaStream {
     }
 
     /// The capture it is part of.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn capturing(&self) -> Result<Option<Capturing>> {
         let mut status = CAPTURE_NONE;
         // SAFETY: `cuStreamIsCapturing` (cuda.h, "Stream Management"): the stream is valid.
@@ -204,6 +206,25 @@ impl CudaStream {
             }
             _ => Err(Error::capture(CaptureFault::Invalidated)),
         }
+    }
+
+    /// Copies in stream order, with the context current; the caller marks the end.
+    ///
+    /// # Safety
+    ///
+    /// As for `Device::copy`.
+    #[inline(always)]
+    pub(crate) unsafe fn copy(&self, copies: &[Copy]) -> Result<()> {
+        for copy in copies.iter().filter(|copy| copy.bytes > 0) {
+            let (dst, src) = (pointer(copy.dst), pointer(copy.src));
+            // SAFETY: `cuMemcpyDtoDAsync` (cuda.h, "Memory Management"): the ranges are valid and do
+            // not overlap, by the caller.
+            unsafe {
+                self.driver
+                    .copy_device_to_device(dst, src, copy.bytes, self.raw)
+            }?;
+        }
+        Ok(())
     }
 
     /// Marks the end of the eager work so far. The stream does not capture.

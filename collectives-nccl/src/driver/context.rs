@@ -31,7 +31,7 @@ pub(crate) struct CurrentRelaxed {
 
 impl Context {
     /// Makes the context current.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn enter(&self) -> Result<Current> {
         let mut current = RawContext::NULL;
         // SAFETY: `cuCtxGetCurrent` (cuda.h, "Context Management") writes one handle.

@@ -202,7 +202,7 @@ macro_rules! functions {
             /// # Safety
             ///
             /// As `cuda.h` demands of its caller.
-            #[inline]
+            #[inline(always)]
             pub(crate) unsafe fn $field(&self, $($arg: $ty),*) -> Result<()> {
                 match self.functions.$field {
                     // SAFETY: By the caller.

@@ -105,7 +105,7 @@ impl State {
     /// # Errors
     ///
     /// [`ErrorKind::Closed`], and the first failure.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn check_open(&self) -> Result<()> {
         let failed = self.failed.load(Ordering::SeqCst);
         match failed || self.closed.load(Ordering::Acquire) {
@@ -123,7 +123,7 @@ impl State {
     }
 
     /// The first failure.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn health(&self) -> Result<()> {
         match self.failed.load(Ordering::Acquire) {
             true => Err(self.later_error()),
@@ -204,15 +204,20 @@ impl State {
 
     /// Runs a call of NCCL that does not wait for other ranks. Only the thread that has the
     /// communicator comes here.
-    #[inline]
     pub(crate) fn with_comm<R>(&self, call: impl FnOnce(&Nccl, Comm) -> Result<R>) -> Result<R> {
-        let inside = Inside::of(self);
-        self.check_open()?;
-        let comm = self.comm()?;
-        let result = call(self.nccl, comm);
-        drop(inside);
-        self.health()?;
+        let inside = self.inside()?;
+        let result = call(self.nccl, inside.comm);
+        inside.leave()?;
         result
+    }
+
+    /// Begins such a call.
+    #[inline(always)]
+    pub(crate) fn inside(&self) -> Result<Inside<'_>> {
+        let mut inside = Inside::of(self);
+        self.check_open()?;
+        inside.comm = self.comm()?;
+        Ok(inside)
     }
 
     /// Milliseconds since the communicator was begun.
@@ -249,11 +254,12 @@ impl State {
     }
 
     /// NCCL's communicator, null before and after it exists.
+    #[inline]
     pub(crate) fn raw(&self) -> Comm {
         Comm(self.handle.load(Ordering::Acquire))
     }
 
-    #[inline]
+    #[inline(always)]
     fn comm(&self) -> Result<Comm> {
         let comm = self.raw();
         match comm.is_null() {
@@ -341,21 +347,33 @@ impl State {
 ///
 /// Who calls says so and then looks for a failure; who aborts does it the other way round. So one of
 /// them sees the other.
-struct Inside<'a>(&'a AtomicU64);
+pub(crate) struct Inside<'a> {
+    state: &'a State,
+    pub(crate) comm: Comm,
+}
 
 impl<'a> Inside<'a> {
-    #[inline]
+    #[inline(always)]
     fn of(state: &'a State) -> Self {
         let clock = state.clock.load(Ordering::Relaxed);
         state.entered.swap(clock.max(1), Ordering::SeqCst);
-        Self(&state.entered)
+        let comm = Comm::NULL;
+        Self { state, comm }
+    }
+
+    /// Ends the call; what failed meanwhile is its error.
+    #[inline(always)]
+    pub(crate) fn leave(self) -> Result<()> {
+        let state = self.state;
+        drop(self);
+        state.health()
     }
 }
 
 impl Drop for Inside<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        self.0.store(0, Ordering::Release);
+        self.state.entered.store(0, Ordering::Release);
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) enum Used {
 
 impl State {
     /// Notes eager work on a stream, after marking its end if the stream is somebody else's.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn note_work(&self, stream: &StreamRef, cuda: &CudaStream) {
         self.enqueued.fetch_add(1, Ordering::SeqCst);
         // After the count and before whoever takes the streams away looks at it again, or behind that

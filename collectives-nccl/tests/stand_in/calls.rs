@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use collectives_core::addr::{WindowId, WindowSlice};
+use collectives_core::buffer::Buffer;
 use collectives_core::error::Misuse;
 use collectives_core::path::{Path, Staging};
 use collectives_core::reduce::ReduceOp;
@@ -138,9 +139,57 @@ pub(crate) fn staged() {
             "{}",
             out.1
         );
-        let asked = names(&calls);
-        let asked = asked.iter().filter(|name| **name == "cuStreamIsCapturing");
-        assert_eq!(asked.count(), 1);
+        let asked = |what| calls.iter().filter(|(name, _)| name == what).count();
+        assert_eq!(asked("cuStreamIsCapturing"), 1);
+        assert_eq!(asked("cuCtxGetCurrent"), 1, "once for all three");
+    });
+}
+
+/// What of the calls is work on a stream.
+fn work(calls: &[(String, String)]) -> Vec<&str> {
+    let parts = ["Memcpy", "nccl", "Launch", "EventRecord"];
+    let is_work = |name: &&str| parts.iter().any(|part| name.contains(part));
+    names(calls).into_iter().filter(is_work).collect()
+}
+
+pub(crate) fn staged_order() {
+    const COPY: &str = "cuMemcpyDtoDAsync_v2";
+    on_actors(|actor| {
+        if actor.handle.rank().0 > 0 {
+            return;
+        }
+        actor.handle.set_staging(Staging::Forced);
+        let mut other = Buffer::<f32>::zeroed(&actor.device, COUNT, &actor.stream).expect("memory");
+        let averaged = called(|| {
+            let (plain, stream) = (&mut actor.plain, &actor.stream);
+            let report = actor.handle.all_reduce(plain, ReduceOp::Average, stream);
+            assert_eq!(report.expect("an average").path, Path::Staged);
+        });
+        let expected = [COPY, "ncclAllReduce", "cuLaunchKernel", COPY];
+        assert_eq!(work(&averaged), expected);
+        let grouped = called(|| {
+            let plain = &mut actor.plain;
+            let reports = actor.handle.group(&actor.stream, |group| {
+                group.all_reduce(plain, ReduceOp::Sum)?;
+                group.all_reduce(&mut other, ReduceOp::Sum).map(drop)
+            });
+            let reports = reports.expect("a group");
+            assert!(reports.iter().all(|report| report.path == Path::Staged));
+        });
+        let (reduce, start, end) = ("ncclAllReduce", "ncclGroupStart", "ncclGroupEnd");
+        let expected = [COPY, COPY, start, reduce, reduce, end, COPY, COPY];
+        assert_eq!(work(&grouped), expected);
+        let raw = std::ptr::with_exposed_provenance_mut(actor.stream.raw());
+        let cuda = actor.handle.communicator().cuda_device();
+        // SAFETY: The stream lives as long as the actor.
+        let theirs = unsafe { cuda.stream_from_raw(raw) }.expect("somebody's stream");
+        let marked = called(|| {
+            let report = actor
+                .handle
+                .all_reduce(&mut actor.plain, ReduceOp::Sum, &theirs);
+            assert_eq!(report.expect("a call").path, Path::Staged);
+        });
+        assert_eq!(work(&marked), [COPY, reduce, COPY, "cuEventRecord"]);
     });
 }
 

@@ -29,6 +29,7 @@ fn main() -> std::process::ExitCode {
         ),
         ("an_eager_call_asks_the_driver_two_things", calls::zero_copy),
         ("a_staged_call_is_two_copies_more", calls::staged),
+        ("copies_are_around_whatever_is_staged", calls::staged_order),
         (
             "a_capture_that_somebody_else_began_is_noticed",
             calls::foreign_capture,

@@ -17,6 +17,7 @@ use collectives_core::rank::Rank;
 use collectives_core::scratch::Site;
 use collectives_core::stream::StreamRef;
 use collectives_core::symmetric::SymmetricMemory;
+use collectives_core::work::Work;
 
 use crate::planted::communicator::Bugged;
 
@@ -61,10 +62,10 @@ impl Communicator for OnDevice {
             .enqueued(&**self.inner, &*self.device, ops, stream, outcome)
     }
 
-    /// A planted bug may change operations, and its device may say anything of a stream.
-    unsafe fn enqueue_checked(&mut self, ops: &[Collective<'_>], site: Site<'_>) -> Result<()> {
+    /// A planted bug may change operations, and its device may copy wrongly and say anything of a stream.
+    unsafe fn enqueue_checked(&mut self, work: &Work<'_, '_>, site: Site<'_>) -> Result<()> {
         // SAFETY: By the caller.
-        unsafe { self.enqueue(ops, site.stream) }
+        unsafe { work.enqueue_each(self, site.stream) }
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
