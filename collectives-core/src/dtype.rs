@@ -74,7 +74,7 @@ impl DType {
     /// # Errors
     ///
     /// [`Misuse::SizeOverflow`] when the product does not fit into `usize`.
-    #[inline]
+    #[inline(always)]
     pub fn bytes(self, count: usize) -> Result<usize, Error> {
         count
             .checked_mul(self.size())

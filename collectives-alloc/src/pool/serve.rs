@@ -49,8 +49,22 @@ impl Pool {
         bytes: usize,
         site: Site<'_>,
     ) -> Result<Lease> {
+        if self.admits(comm.info()) {
+            let domain = self.table.domain(site);
+            if let Some(chosen) = self.table.known(domain, bytes) {
+                // In place: by a function of its own, which returned it, the lease would be moved.
+                return match chosen.slot.order(site, self.orders_by_events) {
+                    Ok(waited) => {
+                        self.ledger.ordered(waited, site.capture.is_some());
+                        self.ledger.served(Event::Hit, chosen.slot.id.0, bytes);
+                        chosen.lease(bytes)
+                    }
+                    Err(error) => Err(self.failed(error, comm.info())),
+                };
+            }
+        }
         match self.find(comm, bytes, site) {
-            Ok((domain, index)) => self.table.lease(domain, index, bytes),
+            Ok((domain, index)) => self.table.chosen(domain, index).lease(bytes),
             Err(error) => Err(self.failed(error, comm.info())),
         }
     }
@@ -64,43 +78,18 @@ impl Pool {
         located(error, info, "acquire")
     }
 
-    /// The domain and the index of a slot that is free, large enough and ordered.
-    #[inline(always)]
+    /// The domain and the index of a slot that is free, large enough and ordered, as the policy chooses it.
+    #[inline(never)]
     fn find(
         &mut self,
         comm: &mut dyn Communicator,
         bytes: usize,
         site: Site<'_>,
     ) -> Result<(usize, usize)> {
-        if !self.admits(comm.info()) {
-            self.admit(comm.info())?;
-        }
-        let domain = self.table.domain(site);
-        let slots = self.table.at(domain);
-        let known = slots.refresh().then(|| slots.remembered(bytes)).flatten();
-        let (index, event) = match known {
-            Some(index) => (index, Event::Hit),
-            None => self.find_anew(comm, domain, bytes, site)?,
-        };
-        let slot = self.table.at(domain).slot(index);
-        let waited = slot.order(site, self.orders_by_events)?;
-        self.ledger.ordered(waited, site.capture.is_some());
-        self.ledger.served(event, slot.id.0, bytes);
-        Ok((domain, index))
-    }
-
-    /// The index of the slot that the policy chooses, or of a new one.
-    #[inline(never)]
-    fn find_anew(
-        &mut self,
-        comm: &mut dyn Communicator,
-        domain: usize,
-        bytes: usize,
-        site: Site<'_>,
-    ) -> Result<(usize, Event)> {
         let ask = self.admit(comm.info())?.ask(bytes);
-        match self.decide(domain, &ask)? {
-            Verdict::Hit(index) => Ok((index, Event::Hit)),
+        let domain = self.table.domain(site);
+        let (index, event) = match self.decide(domain, &ask)? {
+            Verdict::Hit(index) => (index, Event::Hit),
             Verdict::Grow { capacity, how } => {
                 let growing = Growing {
                     domain,
@@ -108,9 +97,15 @@ impl Pool {
                     capacity,
                     how,
                 };
-                Ok((self.miss(comm, growing, site)?, Event::Growth))
+                (self.miss(comm, growing, site)?, Event::Growth)
             }
-        }
+        };
+        let slot = self.table.chosen(domain, index).slot;
+        let waited = slot.order(site, self.orders_by_events)?;
+        let generation = slot.id.0;
+        self.ledger.ordered(waited, site.capture.is_some());
+        self.ledger.served(event, generation, bytes);
+        Ok((domain, index))
     }
 
     /// The policy's answer for a domain, after taking a reserved slot over where that serves.

@@ -43,6 +43,24 @@ pub(super) struct Table {
     pub(super) moved: bool,
 }
 
+/// A free slot that is large enough, and what changes when it is lent.
+pub(super) struct Chosen<'t> {
+    pub(super) slot: &'t mut Slot,
+    view: &'t mut SlotView,
+    lent: &'t mut (usize, usize),
+    place: (usize, usize),
+}
+
+impl Chosen<'_> {
+    /// Leases `bytes` bytes of the slot, which was ordered.
+    #[inline(always)]
+    pub(super) fn lease(self, bytes: usize) -> Result<Lease> {
+        self.view.leased = true;
+        *self.lent = self.place;
+        self.slot.lease(bytes)
+    }
+}
+
 /// The domain that holds what was reserved.
 pub(super) const SHARED: usize = 0;
 
@@ -101,13 +119,6 @@ impl Slots {
         &mut self.views
     }
 
-    /// Leases `bytes` bytes of a slot that is free, large enough and ordered.
-    #[inline(always)]
-    fn lease(&mut self, index: usize, bytes: usize) -> Result<Lease> {
-        self.views[index].leased = true;
-        self.live[index].lease(bytes)
-    }
-
     /// Ends a lease if it is the one of the slot at `index`.
     #[inline(always)]
     fn end(&mut self, index: usize, lease: &mut Lease) -> Option<Result<()>> {
@@ -120,11 +131,6 @@ impl Slots {
     /// What a policy sees, as of the last refresh.
     pub(super) fn views(&self) -> &[SlotView] {
         &self.views
-    }
-
-    #[inline]
-    pub(super) fn slot(&mut self, index: usize) -> &mut Slot {
-        &mut self.live[index]
     }
 
     pub(super) fn live(&self) -> &[Slot] {
@@ -193,11 +199,32 @@ impl Table {
         self.domains.len() - 1
     }
 
-    /// Leases `bytes` bytes of a slot that is free, large enough and ordered.
+    /// Looks which leases ended, and chooses the slot that the policy chose for the same request when it
+    /// saw the same slots, all free.
     #[inline(always)]
-    pub(super) fn lease(&mut self, domain: usize, index: usize, bytes: usize) -> Result<Lease> {
-        self.lent = (domain, index);
-        self.domains[domain].lease(index, bytes)
+    pub(super) fn known(&mut self, domain: usize, bytes: usize) -> Option<Chosen<'_>> {
+        let slots = self.domains.get_mut(domain)?;
+        if !slots.refresh() {
+            return None;
+        }
+        let index = slots.remembered(bytes)?;
+        Some(Chosen {
+            slot: slots.live.get_mut(index)?,
+            view: slots.views.get_mut(index)?,
+            lent: &mut self.lent,
+            place: (domain, index),
+        })
+    }
+
+    /// The slot that was chosen anew.
+    pub(super) fn chosen(&mut self, domain: usize, index: usize) -> Chosen<'_> {
+        let slots = &mut self.domains[domain];
+        Chosen {
+            slot: &mut slots.live[index],
+            view: &mut slots.views[index],
+            lent: &mut self.lent,
+            place: (domain, index),
+        }
     }
 
     /// Ends a lease; without counting owners if it is the last one that was lent.
