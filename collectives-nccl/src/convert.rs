@@ -32,14 +32,9 @@ pub(crate) fn data_type(dtype: DType) -> Result<DataType> {
 
 /// The library's reduction; `None` for one with a scalar, which has to be made first.
 pub(crate) fn reduction(op: ReduceOp) -> Option<RedOp> {
-    // Most have the same number as core's code, so that a call need not jump by a table.
-    let code = match op {
-        ReduceOp::Sum | ReduceOp::Product | ReduceOp::Average => c_int::from(op.code()),
-        ReduceOp::Min => RedOp::MIN.0,
-        ReduceOp::Max => RedOp::MAX.0,
-        _ => return None,
-    };
-    Some(RedOp(code))
+    /// By [`ReduceOp::code`]; read, so that a call need not jump by a table.
+    const BY_CODE: [RedOp; 5] = [RedOp::SUM, RedOp::PROD, RedOp::MIN, RedOp::MAX, RedOp::AVG];
+    BY_CODE.get(usize::from(op.code())).copied()
 }
 
 /// A rank as the library counts.

@@ -5,14 +5,15 @@
 //! ```
 //!
 //! Ranks are processes, each on the next GPU, in turn. All variants of a size run in one process, one
-//! after another in every round, so that what disturbs one disturbs all, and within rounds each follows each
-//! other one equally often; a figure is a median, and a difference the median of differences within rounds. One variant runs twice: what lies between the
-//! two is the spread, below which no difference means anything.
+//! after another in every round, so that what disturbs one disturbs all, and within rounds each follows
+//! each other one equally often; a figure is a median, and a difference the median of differences within
+//! rounds. What is made by hand runs twice: what lies between the two is the spread, below which no
+//! difference means anything.
 //!
 //! | option | meaning | default |
 //! |---|---|---|
 //! | `--ranks 2,4,8` | world sizes | 2 |
-//! | `--rounds N` | alternations | 200 |
+//! | `--rounds N` | alternations | 216 |
 //! | `--sizes 16,8192` | bytes of an all-reduce of bf16 | 16 B to 64 MiB |
 //! | `--parts calls,growth,units` | what is measured: all-reduce beside the same by hand; growing scratch, by policy; all-gather and reduce-scatter of the units of a sharded model beside plain NCCL | everything |
 //! | `--calibrate` | `Auto` goes by `Collectives::calibrate`, not by the table | |

@@ -24,6 +24,8 @@ pub(crate) struct Point {
     pub(crate) staged: f64,
     pub(crate) staged_by_hand: f64,
     pub(crate) staged_over: f64,
+    /// Of the copies and the call by hand and themselves.
+    pub(crate) staged_spread: f64,
     pub(crate) events_over: f64,
     pub(crate) direct: f64,
     pub(crate) auto: f64,
@@ -184,6 +186,7 @@ impl Times {
             staged: self.of(Variant::Staged),
             staged_by_hand: self.of(Variant::StagedByHand),
             staged_over: self.over(Variant::Staged, Variant::StagedByHand),
+            staged_spread: self.over(Variant::StagedAgain, Variant::StagedByHand).abs(),
             events_over: self.over(Variant::StagedEvents, Variant::Staged),
             direct: self.of(Variant::Direct),
             auto: self.of(Variant::Auto),

@@ -29,13 +29,13 @@ pub(crate) struct Report {
 impl Point {
     /// What a call may take more than the same by hand: half a microsecond below 64 KiB, one
     /// percent from 1 MiB on, and at least what the call by hand differs from itself.
-    fn allowed(&self, by_hand: f64) -> Option<f64> {
+    fn allowed(&self, by_hand: f64, spread: f64) -> Option<f64> {
         let stated = match self.bytes {
             0..0x1_0000 => 0.5,
             0x10_0000.. => by_hand * 0.01,
             _ => return None,
         };
-        Some(f64::max(stated, self.spread))
+        Some(f64::max(stated, spread))
     }
 
     fn verdict(over: f64, allowed: Option<f64>) -> &'static str {
@@ -77,26 +77,29 @@ impl Report {
         writeln!(
             f,
             "| bytes | in | zero-copy | by hand | over | | staged | by hand | over | | events add | \
-             direct | auto | takes | over best | | spread | kernels |"
+             direct | auto | takes | over best | | spread | staged | kernels |"
         )?;
-        writeln!(f, "|{}", "---|".repeat(18))?;
+        writeln!(f, "|{}", "---|".repeat(19))?;
         for point in &self.points {
             let best = f64::min(point.direct, point.staged + point.events_over);
-            let auto = Some(f64::max(best * 0.03, point.spread));
+            let spread = f64::max(point.spread, point.staged_spread);
+            let auto = Some(f64::max(best * 0.03, spread));
+            let zero_copy = point.allowed(point.zero_copy_by_hand, point.spread);
+            let staged = point.allowed(point.staged_by_hand, point.staged_spread);
             writeln!(
                 f,
                 "| {} | {} | {:.2} | {:.2} | {:+.2} | {} | {:.2} | {:.2} | {:+.2} | {} | {:+.2} | \
-                 {:.2} | {:.2} | {} | {:+.2} | {} | {:.2} | {} |",
+                 {:.2} | {:.2} | {} | {:+.2} | {} | {:.2} | {:.2} | {} |",
                 point.bytes,
                 if point.graph { "graph" } else { "eager" },
                 point.zero_copy,
                 point.zero_copy_by_hand,
                 point.zero_copy_over,
-                Point::verdict(point.zero_copy_over, point.allowed(point.zero_copy_by_hand)),
+                Point::verdict(point.zero_copy_over, zero_copy),
                 point.staged,
                 point.staged_by_hand,
                 point.staged_over,
-                Point::verdict(point.staged_over, point.allowed(point.staged_by_hand)),
+                Point::verdict(point.staged_over, staged),
                 point.events_over,
                 point.direct,
                 point.auto,
@@ -104,6 +107,7 @@ impl Report {
                 point.auto_over,
                 Point::verdict(point.auto_over, auto),
                 point.spread,
+                point.staged_spread,
                 point.same_kernels(),
             )?;
         }

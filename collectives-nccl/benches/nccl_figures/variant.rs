@@ -32,6 +32,8 @@ pub(crate) enum Variant {
     Staged,
     /// The same copies and the same call, by hand.
     StagedByHand,
+    /// The same as [`Variant::StagedByHand`], once more.
+    StagedAgain,
     /// Ours, staged, ordered by events.
     StagedEvents,
     /// Ours, on ordinary memory.
@@ -40,12 +42,13 @@ pub(crate) enum Variant {
     Auto,
 }
 
-pub(crate) const ALL: [Variant; 8] = [
+pub(crate) const ALL: [Variant; 9] = [
     Variant::ZeroCopy,
     Variant::ZeroCopyByHand,
     Variant::ZeroCopyAgain,
     Variant::Staged,
     Variant::StagedByHand,
+    Variant::StagedAgain,
     Variant::StagedEvents,
     Variant::Direct,
     Variant::Auto,
@@ -149,7 +152,7 @@ impl Ways {
                     Path::Staged,
                 )
             }
-            Variant::StagedByHand => self.staged_by_hand(),
+            Variant::StagedByHand | Variant::StagedAgain => self.staged_by_hand(),
             Variant::StagedEvents => {
                 self.events.set_staging(Staging::Forced);
                 reduce(
