@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::Collectives;
 use super::calibration::{Calibration, Sample};
 use super::effort::Effort;
-use super::rows::Rows;
+use super::rows::{MEASURED, Rows};
 use crate::agreement::Record;
 use crate::buffer::Buffer;
 use crate::collective::{Collective, Counts, Op};
@@ -21,11 +21,12 @@ use crate::scratch::ScratchAllocator;
 use crate::stream::Stream;
 use crate::tensor::Tensor;
 
-/// Operations that have symmetric kernels.
-const OPERATIONS: [Op<'static>; 3] = [
-    Op::AllReduce(ReduceOp::Sum),
-    Op::ReduceScatter(ReduceOp::Sum),
-    Op::AllGather,
+/// Operations that have symmetric kernels, and what is measured of each.
+const OPERATIONS: [(Op<'static>, &[DType]); 3] = [
+    (Op::AllReduce(ReduceOp::Sum), &MEASURED),
+    (Op::ReduceScatter(ReduceOp::Sum), &MEASURED),
+    // It calculates nothing.
+    (Op::AllGather, MEASURED.split_at(1).0),
 ];
 
 /// The two ways.
@@ -42,8 +43,9 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// is larger than all of them goes by the table still. Scratch for the largest size is taken as a call
     /// of that size takes it, and kept as the policy keeps it, so sizes beyond what is served later are a
     /// waste; a size that the allocator does not serve is left out. Where every graph has scratch of its
-    /// own, calibrate before you reserve: graphs that are measured take what is reserved. Powers of two from
-    /// 16 KiB to 4 MiB take a second or two on a GPU; where a call takes milliseconds, each size takes some forty calls
+    /// own, calibrate before you reserve: graphs that are measured take what is reserved. Sums are measured of
+    /// f32 and of bf16, which kernels widen to calculate. Powers of two from
+    /// 16 KiB to 4 MiB take two or three seconds on a GPU; where a call takes milliseconds, each size takes some forty calls
     /// of each operation, and as many in graphs. The stream must be idle for the figures to mean anything.
     ///
     /// # Errors
@@ -77,11 +79,15 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         }
         self.set_fallback(Fallback::Allow);
         let graphs = self.device.graphs().is_some();
-        for op in OPERATIONS {
+        let measured = OPERATIONS.into_iter().flat_map(|(op, dtypes)| {
+            let dtypes = dtypes.iter().copied();
+            dtypes.map(move |dtype| (op, dtype))
+        });
+        for (op, dtype) in measured {
             let mut samples = Vec::new();
             for captured in [false, true].into_iter().take(1 + usize::from(graphs)) {
                 for &bytes in sizes {
-                    if let Some(call) = self.sample_call(op, bytes, &operands) {
+                    if let Some(call) = self.sample_call(op, dtype, bytes, &operands) {
                         samples.extend(self.sample(call, captured, &operands, stream)?);
                     }
                 }
@@ -113,10 +119,10 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     fn sample_call(
         &self,
         op: Op<'static>,
+        dtype: DType,
         bytes: usize,
         [send, recv]: &[Buffer<u8>; 2],
     ) -> Option<Collective<'static>> {
-        let dtype = DType::F32;
         let elements = bytes / dtype.size();
         let (part, ranks) = (elements / self.world_size, self.world_size);
         let (count, sent, received) = match op {
@@ -167,6 +173,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         let [direct, staged] = times.map(|times| each(median(times), effort.batch));
         Ok(Some(Sample {
             op: call.kind(),
+            dtype: call.dtype,
             captured,
             bytes,
             direct,

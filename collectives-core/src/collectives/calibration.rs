@@ -5,12 +5,15 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::collective::OpKind;
+use crate::dtype::DType;
 
 /// How long one operation of one size takes on its two ways, the slowest rank's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// The operation.
     pub op: OpKind,
+    /// The element type, which stands for all that are calculated with as it is.
+    pub dtype: DType,
     /// Whether it was replayed from a graph.
     pub captured: bool,
     /// Bytes of its larger operand.
@@ -37,15 +40,16 @@ pub struct Staged {
 }
 
 impl Calibration {
-    /// At which sizes staging an operation pays, if it was measured: the range that loses least, as the sum
+    /// At which sizes staging an operation on such elements pays, if it was measured: the range that loses least, as the sum
     /// over all samples of what the way taken takes longer than the better one, in parts of the better
     /// one. Of ranges that lose the same it is the one that stages least.
     ///
     /// A range, because copies cost too much where an operation is short, and may cost too much again
     /// where the ordinary kernel has caught up.
     #[must_use]
-    pub fn staged(&self, op: OpKind, captured: bool) -> Option<Staged> {
-        let of_this = |sample: &&Sample| (sample.op, sample.captured) == (op, captured);
+    pub fn staged(&self, op: OpKind, dtype: DType, captured: bool) -> Option<Staged> {
+        let wanted = (op, dtype, captured);
+        let of_this = |sample: &&Sample| (sample.op, sample.dtype, sample.captured) == wanted;
         let mut samples: Vec<_> = self.0.iter().filter(of_this).collect();
         samples.sort_unstable_by_key(|sample| sample.bytes);
         let measured = samples.last()?.bytes;
@@ -96,9 +100,10 @@ impl fmt::Display for Calibration {
         for sample in &self.0 {
             writeln!(
                 f,
-                "{} of {} bytes{}: {:.2} us direct, {:.2} us staged",
+                "{} of {} bytes of {}{}: {:.2} us direct, {:.2} us staged",
                 sample.op,
                 sample.bytes,
+                sample.dtype,
                 if sample.captured { " in a graph" } else { "" },
                 sample.direct.as_secs_f64() * 1e6,
                 sample.staged.as_secs_f64() * 1e6,
@@ -117,6 +122,7 @@ mod tests {
     fn samples(times: &[(usize, u64, u64)]) -> Calibration {
         let sample = |&(bytes, direct, staged)| Sample {
             op: OpKind::AllReduce,
+            dtype: DType::F32,
             captured: false,
             bytes,
             direct: Duration::from_nanos(direct),
@@ -126,7 +132,8 @@ mod tests {
     }
 
     fn staged(times: &[(usize, u64, u64)]) -> Range<usize> {
-        let staged = samples(times).staged(OpKind::AllReduce, false).unwrap();
+        let staged = samples(times).staged(OpKind::AllReduce, DType::F32, false);
+        let staged = staged.unwrap();
         assert_eq!(Some(staged.measured), times.iter().map(|time| time.0).max());
         staged.sizes
     }
@@ -141,7 +148,7 @@ mod tests {
         assert_eq!(staged(&twice), 128..512);
         assert!(staged(&[(64, 10, 10)]).is_empty(), "no scratch for no gain");
         let nothing = Calibration::default();
-        assert_eq!(nothing.staged(OpKind::AllReduce, false), None);
+        assert_eq!(nothing.staged(OpKind::AllReduce, DType::F32, false), None);
     }
 
     #[test]
@@ -151,17 +158,21 @@ mod tests {
     }
 
     #[test]
-    fn operations_and_graphs_are_apart() {
+    fn operations_element_types_and_graphs_are_apart() {
         let mut both = samples(&[(64, 10, 5)]);
         both.0.push(Sample {
             captured: true,
             direct: Duration::from_nanos(1),
             ..both.0[0]
         });
-        let sizes = |op, captured| both.staged(op, captured).map(|staged| staged.sizes);
-        assert_eq!(sizes(OpKind::AllReduce, false), Some(64..65));
-        assert_eq!(sizes(OpKind::AllReduce, true), Some(65..65));
-        assert_eq!(sizes(OpKind::AllGather, false), None);
+        let sizes = |op, dtype, captured| {
+            let staged = both.staged(op, dtype, captured);
+            staged.map(|staged| staged.sizes)
+        };
+        assert_eq!(sizes(OpKind::AllReduce, DType::F32, false), Some(64..65));
+        assert_eq!(sizes(OpKind::AllReduce, DType::F32, true), Some(65..65));
+        assert_eq!(sizes(OpKind::AllReduce, DType::Bf16, false), None);
+        assert_eq!(sizes(OpKind::AllGather, DType::F32, false), None);
     }
 
     proptest! {

@@ -30,11 +30,12 @@ pub(super) struct Row {
     least: usize,
     most: usize,
     kernel: &'static str,
-    eager: Sizes,
-    captured: Sizes,
+    /// By the element types that are calculated with alike.
+    eager: [Sizes; 2],
+    captured: [Sizes; 2],
 }
 
-const _: () = assert!(size_of::<Row>() == 128);
+const _: () = assert!(size_of::<Row>() == 192);
 
 /// At which sizes staging pays, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +65,17 @@ impl Sizes {
             false => self.table <= bytes,
         }
     }
+}
+
+/// The element types that a calibration measures, each for those that are calculated with alike: as
+/// they are, and [widened](is_widened).
+pub(super) const MEASURED: [DType; 2] = [DType::F32, DType::Bf16];
+
+/// Whether kernels calculate with a wider type than they load, which takes them longer and ordinary ones
+/// otherwise than symmetric ones.
+#[inline]
+const fn is_widened(dtype: DType) -> bool {
+    dtype.is_float() && dtype.size() <= 2
 }
 
 /// The bit of an operation that does not reduce.
@@ -99,9 +111,15 @@ impl Rows {
     pub(super) fn calibrate(&mut self, calibration: &Calibration) {
         for row in &mut self.rows {
             for (captured, sizes) in [(false, &mut row.eager), (true, &mut row.captured)] {
-                if let Some(staged) = calibration.staged(row.op, captured) {
-                    (sizes.from, sizes.below) = (staged.sizes.start, staged.sizes.end);
-                    sizes.measured = staged.measured;
+                for (sizes, dtype) in sizes.iter_mut().zip(MEASURED) {
+                    let staged = calibration.staged(row.op, dtype, captured);
+                    // What calculates nothing is measured once.
+                    let staged =
+                        staged.or_else(|| calibration.staged(row.op, MEASURED[0], captured));
+                    if let Some(staged) = staged {
+                        (sizes.from, sizes.below) = (staged.sizes.start, staged.sizes.end);
+                        sizes.measured = staged.measured;
+                    }
                 }
             }
         }
@@ -152,8 +170,8 @@ impl Row {
             least: *rule.bytes.start(),
             most: *rule.bytes.end(),
             kernel: rule.kernel,
-            eager: Sizes::by_table(rule.stage_from),
-            captured: Sizes::by_table(rule.stage_from_captured),
+            eager: [Sizes::by_table(rule.stage_from); 2],
+            captured: [Sizes::by_table(rule.stage_from_captured); 2],
         }
     }
 
@@ -164,6 +182,7 @@ impl Row {
             true => &self.captured,
             false => &self.eager,
         };
+        let sizes = &sizes[usize::from(is_widened(call.dtype))];
         sizes.contain(call.send.bytes.max(call.recv.bytes))
     }
 

@@ -8,6 +8,7 @@ use collectives_core::buffer::Buffer;
 use collectives_core::collective::OpKind;
 use collectives_core::collectives::{Calibration, Collectives, Sample};
 use collectives_core::communicator::Communicator;
+use collectives_core::dtype::DType;
 use collectives_core::error::{ErrorKind, Field, Result};
 use collectives_core::path::{Fallback, Path, Staging};
 use collectives_core::rank::Rank;
@@ -15,11 +16,15 @@ use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::ScratchAllocator;
 use collectives_core::stream::Stream;
 use collectives_host::model::StreamMode::{self, Asynchronous, Inline};
+use half::f16;
 use rstest::rstest;
 
 use crate::{all, ranks, world};
 
 const KIB: usize = 1 << 10;
+
+/// What is measured of each size: two sums of two element types each, and a gather.
+const KINDS: usize = 5;
 
 /// Which way an all-reduce of this many bytes goes, after checking what it computes.
 fn way<C: Communicator, A: ScratchAllocator>(
@@ -38,6 +43,7 @@ fn way<C: Communicator, A: ScratchAllocator>(
 #[test]
 fn calls_go_as_was_measured_and_by_the_table_again() {
     let sample = |bytes, direct, staged| Sample {
+        dtype: DType::F32,
         op: OpKind::AllReduce,
         captured: false,
         bytes,
@@ -63,6 +69,35 @@ fn calls_go_as_was_measured_and_by_the_table_again() {
     assert!(paths.iter().all(|paths| *paths == expected), "{paths:?}");
 }
 
+#[test]
+fn what_kernels_widen_goes_as_was_measured_for_it() {
+    let sample = |dtype, direct, staged| Sample {
+        dtype,
+        op: OpKind::AllReduce,
+        captured: false,
+        bytes: KIB,
+        direct: Duration::from_micros(direct),
+        staged: Duration::from_micros(staged),
+    };
+    let (plain, widened) = (sample(DType::F32, 10, 20), sample(DType::Bf16, 20, 10));
+    for (samples, half) in [
+        (vec![plain, widened], Path::Staged),
+        // What was not measured of it goes as the others do.
+        (vec![plain], Path::Direct),
+    ] {
+        let measured = Calibration(samples);
+        let paths = all(Inline, 2, |collectives, stream| {
+            collectives.stage_by(&measured);
+            let ones = vec![f16::ONE; KIB / 2];
+            let mut tensor = Buffer::from_slice(collectives.device(), &ones, stream)?;
+            let halves = collectives.all_reduce(&mut tensor, ReduceOp::Sum, stream)?;
+            Ok([way(collectives, KIB, stream)?, halves.path])
+        });
+        let expected = [Path::Direct, half];
+        assert!(paths.iter().all(|paths| *paths == expected), "{paths:?}");
+    }
+}
+
 #[rstest]
 fn every_rank_measures_and_all_take_the_slowest(
     #[values(Inline, Asynchronous)] mode: StreamMode,
@@ -84,22 +119,27 @@ fn every_rank_measures_and_all_take_the_slowest(
         Ok(measured)
     });
     assert!(said.iter().all(|measured| *measured == said[0]), "{said:?}");
-    // Three operations, eagerly and in a graph; parts of three ranks are whole elements.
+    // Eagerly and in a graph; parts of three ranks are whole elements.
     let samples = &said[0].0;
-    assert_eq!(samples.len(), 3 * 2 * sizes.len());
-    for (op, bytes) in [
-        (OpKind::AllReduce, KIB),
-        (OpKind::ReduceScatter, KIB / 12 * 12),
-        (OpKind::AllGather, KIB / 12 * 12),
+    assert_eq!(samples.len(), KINDS * 2 * sizes.len());
+    for (op, bytes, dtypes) in [
+        (OpKind::AllReduce, KIB, &[DType::F32, DType::Bf16][..]),
+        (
+            OpKind::ReduceScatter,
+            KIB / 12 * 12,
+            &[DType::F32, DType::Bf16],
+        ),
+        (OpKind::AllGather, KIB / 12 * 12, &[DType::F32]),
     ] {
         for captured in [false, true] {
-            let found = samples.iter().filter(|sample| {
+            let of_this = |sample: &&Sample| {
                 (sample.op, sample.captured, sample.bytes) == (op, captured, bytes)
-            });
+            };
+            let found = samples.iter().filter(of_this).map(|sample| sample.dtype);
             assert_eq!(
-                found.count(),
-                1,
-                "{op} of {bytes} bytes, captured {captured}"
+                found.collect::<Vec<_>>(),
+                dtypes,
+                "{op}, captured {captured}"
             );
         }
     }
@@ -127,7 +167,7 @@ fn a_rank_with_other_sizes_is_found_and_it_may_be_tried_again() {
             }
         );
         assert!(odd && !error.poisons(), "{error}");
-        assert_eq!(again.0.len(), 6);
+        assert_eq!(again.0.len(), KINDS * 2);
     }
 }
 
@@ -146,7 +186,7 @@ fn what_scratch_does_not_serve_is_left_out(
     });
     for samples in samples {
         let samples = samples.unwrap();
-        assert_eq!(samples.len(), 6);
+        assert_eq!(samples.len(), KINDS * 2);
         assert!(samples.iter().all(|sample| sample.bytes == 4 * KIB));
     }
 }
