@@ -43,10 +43,13 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// is larger than all of them goes by the table still. Scratch for the largest size is taken as a call
     /// of that size takes it, and kept as the policy keeps it, so sizes beyond what is served later are a
     /// waste; a size that the allocator does not serve is left out. Where every graph has scratch of its
-    /// own, calibrate before you reserve: graphs that are measured take what is reserved. Sums are measured of
-    /// f32 and of bf16, which kernels widen to calculate. Powers of two from
-    /// 16 KiB to 4 MiB take two or three seconds on a GPU; where a call takes milliseconds, each size takes some forty calls
-    /// of each operation, and as many in graphs. The stream must be idle for the figures to mean anything.
+    /// own, calibrate before you reserve: graphs that are measured take what is reserved. The stream must be
+    /// idle for the figures to mean anything.
+    ///
+    /// Sums are measured of f32 and of bf16, which kernels widen to calculate. Powers of two from 16 KiB to
+    /// 4 MiB take two or three seconds on a GPU; where a call takes milliseconds, each size takes some forty
+    /// calls of each operation, and as many in graphs. Between two sizes the smaller one decides, so where
+    /// the library changes its kernel between them, pass those that you use.
     ///
     /// # Errors
     ///
