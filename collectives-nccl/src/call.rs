@@ -64,7 +64,7 @@ impl Call<'_> {
 
     /// Makes one call, with what the library is told to choose from.
     #[inline(never)]
-    pub(crate) fn call_with(
+    fn call_with(
         &self,
         step: Step,
         dtype: DataType,

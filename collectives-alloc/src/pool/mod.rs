@@ -80,6 +80,7 @@ pub struct Pool {
     home: Option<Home>,
     closed: bool,
     sealed: bool,
+    /// What the options say of it, where a hit reads it.
     orders_by_events: bool,
     poisoned: Option<String>,
     table: Table,

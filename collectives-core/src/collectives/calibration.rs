@@ -40,9 +40,9 @@ pub struct Staged {
 }
 
 impl Calibration {
-    /// At which sizes staging an operation on such elements pays, if it was measured: the range that loses least, as the sum
-    /// over all samples of what the way taken takes longer than the better one, in parts of the better
-    /// one. Of ranges that lose the same it is the one that stages least.
+    /// At which sizes staging an operation on such elements pays, if it was measured: the range that loses
+    /// least, as the sum over all samples of what the way taken takes longer than the better one, in parts
+    /// of the better one. Of ranges that lose the same it is the one that stages least.
     ///
     /// A range, because copies cost too much where an operation is short, and may cost too much again
     /// where the ordinary kernel has caught up.

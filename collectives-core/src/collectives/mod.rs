@@ -11,6 +11,7 @@ mod average;
 mod calibrate;
 mod calibration;
 mod effort;
+mod enqueue;
 mod group;
 mod host;
 mod ops;

@@ -3,8 +3,8 @@
 use std::slice;
 
 use super::Collectives;
+use super::enqueue::{AbortOnPanic, enqueue_copy, enqueue_work, hold, settle};
 use super::pieces::Cut;
-use super::run::{AbortOnPanic, enqueue_copy, enqueue_work, hold, settle};
 use crate::collective::Collective;
 use crate::communicator::Communicator;
 use crate::error::{CaptureFault, Error, Result};

@@ -4,9 +4,9 @@
 ///
 /// What ran just before leaves its traces in caches, predictors and queues, so within rounds each variant
 /// comes right behind each other one equally often, as long as there are a multiple of `count` rounds, or
-/// of twice as many if `count` is odd: the rows of a square balanced for residual effects (E. J. Williams, "Experimental designs
-/// balanced for the estimation of residual effects of treatments", Australian Journal of Scientific
-/// Research A 2, 1949).
+/// of twice as many if `count` is odd: the rows of a square balanced for residual effects (E. J. Williams,
+/// "Experimental designs balanced for the estimation of residual effects of treatments", Australian Journal
+/// of Scientific Research A 2, 1949).
 pub(crate) fn turns(count: usize, round: usize) -> impl Iterator<Item = usize> {
     let mirrored = count % 2 == 1 && (round / count) % 2 == 1;
     (0..count).map(move |turn| {

@@ -1,5 +1,6 @@
 //! What a communicator, its watchdog, its abort handles and the graphs that use it share.
 
+mod inside;
 mod work;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use crate::error::BACKEND;
 use crate::options::Options;
 use crate::watchdog;
 use crate::window::Window;
+use inside::Inside;
 use work::Used;
 
 /// The shared part of one rank's end.
@@ -340,40 +342,6 @@ impl State {
         while self.entered.load(Ordering::SeqCst) != 0 && begun.elapsed() < patience {
             std::thread::sleep(Duration::from_millis(1));
         }
-    }
-}
-
-/// While it lives a call of NCCL may use the communicator, and an abort waits.
-///
-/// Who calls says so and then looks for a failure; who aborts does it the other way round. So one of
-/// them sees the other.
-pub(crate) struct Inside<'a> {
-    state: &'a State,
-    pub(crate) comm: Comm,
-}
-
-impl<'a> Inside<'a> {
-    #[inline(always)]
-    fn of(state: &'a State) -> Self {
-        let clock = state.clock.load(Ordering::Relaxed);
-        state.entered.swap(clock.max(1), Ordering::SeqCst);
-        let comm = Comm::NULL;
-        Self { state, comm }
-    }
-
-    /// Ends the call; what failed meanwhile is its error.
-    #[inline(always)]
-    pub(crate) fn leave(self) -> Result<()> {
-        let state = self.state;
-        drop(self);
-        state.health()
-    }
-}
-
-impl Drop for Inside<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        self.state.entered.store(0, Ordering::Release);
     }
 }
 
