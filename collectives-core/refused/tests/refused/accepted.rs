@@ -58,5 +58,3 @@ fn handles_go_where_they_should() {
     send::<collectives_core::scratch::Lease>();
     sync::<collectives_core::communicator::AbortHandle>();
 }
-
-fn main() {}
