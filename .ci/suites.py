@@ -17,11 +17,12 @@ CRATES = [
     "collectives_testkit",
 ]
 EMPTY = ["collectives_examples"]
-# Suites for a GPU, or for several hosts: where that is missing they say of every case why it is skipped.
+# Suites for a GPU, for several hosts, or for namespaces: where that is missing they say of every case why it is skipped.
 PLATFORM = [
     ("gpu", "tests/gpu/main.rs"),
     ("conformance", "tests/conformance/main.rs"),
     ("hosts", "tests/hosts/main.rs"),
+    ("networks", "tests/networks/main.rs"),
 ]
 SUITE = re.compile(r"^\s+Running (?P<source>.+) \(.*?(?P<name>[^/\\]+?)-[0-9a-f]{16}(\.exe)?\)$")
 DOCS = re.compile(r"^\s+Doc-tests (?P<name>\S+)$")

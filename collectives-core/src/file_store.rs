@@ -22,8 +22,8 @@ use crate::tcp_store::TcpStore;
 /// How often the file is looked for.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long one reading of the file is tried before the file is read again.
-const TRY: Duration = Duration::from_secs(2);
+/// How long one address is tried before the next one is, and then the file is read again.
+const TURN: Duration = Duration::from_secs(2);
 
 /// A card is shorter than this; whatever is longer is no card.
 const MAX_CARD: u64 = 4 << 10;
@@ -111,14 +111,26 @@ impl FileJoin {
                 return Err(Error::new(kind).caused_by(std::io::Error::other(text)));
             }
             match read(&self.path) {
-                Ok(card) => match card.join(self.rank, self.world_size, left.min(TRY)) {
-                    Ok(store) => return Ok(store),
-                    Err(error) => found = error.to_string(),
-                },
+                Ok(card) => {
+                    let place = card.place(self.rank, self.world_size, left);
+                    match place.once(TURN).join() {
+                        Ok(store) => return Ok(store),
+                        Err(error) => found = told(&error),
+                    }
+                }
                 Err(error) => found = error.to_string(),
             }
             thread::sleep(LOOK.min(left));
         }
+    }
+}
+
+/// An error and what caused it. Of a timeout only the cause is news.
+fn told(error: &Error) -> String {
+    let source = std::error::Error::source(error).map(ToString::to_string);
+    match (error.kind(), source) {
+        (ErrorKind::Timeout { .. }, Some(source)) => source,
+        _ => error.to_string(),
     }
 }
 

@@ -7,21 +7,21 @@
 use std::collections::hash_map::RandomState;
 use std::fs;
 use std::hash::BuildHasher;
-use std::net::{Ipv4Addr, TcpListener};
-use std::time::{Duration, Instant};
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Misuse, Result};
 use crate::rank::Rank;
-use crate::tcp_store::{Join, TcpStore};
+use crate::tcp_store::{Join, TcpStore, everywhere};
 
 /// The first line of a card.
 const MARK: &str = "collectives rendezvous 1";
 
-/// The most addresses that a card names.
-const MAX_HOSTS: usize = 16;
+/// The most addresses of one family that a card names.
+const MAX_HOSTS: usize = 12;
 
-/// How long each address is tried at first.
-const FIRST_TRY: Duration = Duration::from_millis(500);
+/// Where ranks of one machine meet, by the address that it has.
+const LOOPBACK: &str = "localhost";
 
 /// Rank 0's side: a port that is bound, and the card that leads there.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl Host {
     }
 
     fn listen_as(told: Option<String>) -> std::io::Result<Self> {
-        let listener = TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0"))?;
+        let listener = everywhere(0)?;
         let number = || RandomState::new().hash_one(std::process::id());
         let card = Card {
             port: listener.local_addr()?.port(),
@@ -84,7 +84,7 @@ impl Host {
     ///
     /// Those of [`Join::join`].
     pub fn join(self, world_size: usize, deadline: Duration) -> Result<TcpStore> {
-        let join = self.card.place(Rank(0), world_size, "127.0.0.1", deadline);
+        let join = self.card.place(Rank(0), world_size, deadline);
         join.listener(self.listener).join()
     }
 }
@@ -123,7 +123,7 @@ impl Card {
             hosts: lines.map(str::to_owned).collect(),
         };
         match card.hosts.split_last() {
-            Some((end, hosts)) if end == "end" && hosts.len() <= MAX_HOSTS + 1 => Ok(Self {
+            Some((end, hosts)) if end == "end" && hosts.len() <= 2 * MAX_HOSTS + 1 => Ok(Self {
                 hosts: hosts.to_vec(),
                 ..card
             }),
@@ -136,84 +136,72 @@ impl Card {
     ///
     /// # Errors
     ///
-    /// [`Timeout`](ErrorKind::Timeout) naming rank 0 when it was reached at none of them; its source
-    /// names the addresses.
+    /// Those of [`Join::join`].
     pub fn join(&self, rank: Rank, world_size: usize, deadline: Duration) -> Result<TcpStore> {
-        if self.machine == machine() {
-            return self.place(rank, world_size, "127.0.0.1", deadline).join();
-        }
-        let begun = Instant::now();
-        let mut turn = FIRST_TRY;
-        loop {
-            let mut last = None;
-            for host in &self.hosts {
-                let left = deadline.saturating_sub(begun.elapsed());
-                match self.place(rank, world_size, host, turn.min(left)).join() {
-                    Ok(joined) => return Ok(joined),
-                    // It was reached, and it refuses.
-                    Err(error) if !matches!(error.kind(), ErrorKind::Timeout { .. }) => {
-                        return Err(error);
-                    }
-                    Err(error) => last = Some(error),
-                }
-            }
-            turn *= 2;
-            if begun.elapsed() >= deadline {
-                return Err(self.unreached(last, deadline).on_rank(rank));
-            }
-        }
+        self.place(rank, world_size, deadline).join()
     }
 
-    fn place(&self, rank: Rank, world_size: usize, host: &str, deadline: Duration) -> Join {
-        Join::new(rank, world_size, host, self.port)
+    /// The place of a rank in the world that the card leads to.
+    pub(crate) fn place(&self, rank: Rank, world_size: usize, deadline: Duration) -> Join {
+        let hosts = match self.machine == machine() {
+            true => vec![LOOPBACK.to_owned()],
+            false => self.hosts.clone(),
+        };
+        Join::new(rank, world_size, LOOPBACK, self.port)
+            .hosts(hosts)
             .token(self.token.clone())
             .deadline(deadline)
-    }
-
-    fn unreached(&self, last: Option<Error>, deadline: Duration) -> Error {
-        let tried = self.hosts.join(", ");
-        let last = last.map_or_else(String::new, |error| format!(": {error}"));
-        let text = format!("rank 0 was reached at none of its addresses ({tried}){last}");
-        let kind = ErrorKind::Timeout {
-            absent: vec![Rank(0)],
-            waited: deadline,
-        };
-        Error::new(kind).caused_by(std::io::Error::other(text))
     }
 }
 
 /// What distinguishes machines, and network namespaces of one machine.
 fn machine() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let network = fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let network = fs::read_link("/proc/thread-self/ns/net").unwrap_or_default();
     format!("{} {}", boot.trim(), network.display())
 }
 
 /// This machine's addresses that others may reach, and its name.
 fn addresses() -> Vec<String> {
-    let table = fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
-    let mut hosts: Vec<_> = local_addresses(&table).map(|ip| ip.to_string()).collect();
-    hosts.sort();
-    hosts.dedup();
-    hosts.truncate(MAX_HOSTS);
-    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    hosts.extend(
-        [name.trim().to_owned()]
-            .into_iter()
-            .filter(|name| !name.is_empty()),
-    );
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    let ipv4 = ipv4_addresses(&read("/proc/thread-self/net/fib_trie"));
+    let ipv6 = ipv6_addresses(&read("/proc/thread-self/net/if_inet6"));
+    let mut hosts = some_of(ipv4);
+    hosts.extend(some_of(ipv6));
+    let name = read("/proc/sys/kernel/hostname").trim().to_owned();
+    hosts.extend(Some(name).filter(|name| !name.is_empty()));
     hosts
+}
+
+fn some_of<A: Ord + ToString>(mut addresses: Vec<A>) -> Vec<String> {
+    addresses.sort();
+    addresses.dedup();
+    addresses.truncate(MAX_HOSTS);
+    addresses.iter().map(ToString::to_string).collect()
 }
 
 /// The addresses in the kernel's routing table that are its own: a line with an address is followed
 /// by one that says `host LOCAL`.
-fn local_addresses(table: &str) -> impl Iterator<Item = Ipv4Addr> {
+fn ipv4_addresses(table: &str) -> Vec<Ipv4Addr> {
     let pairs = table.lines().zip(table.lines().skip(1));
-    pairs.filter_map(|(address, kind)| {
+    let own = pairs.filter_map(|(address, kind)| {
         let address = address.trim().strip_prefix("|-- ")?;
         let ip: Ipv4Addr = address.parse().ok()?;
         (kind.contains("/32 host LOCAL") && !ip.is_loopback()).then_some(ip)
-    })
+    });
+    own.collect()
+}
+
+/// The addresses in the kernel's table of interfaces: 32 digits, index, length of the prefix, scope,
+/// flags and name. Those of a link mean something only beside the name of the link.
+fn ipv6_addresses(table: &str) -> Vec<Ipv6Addr> {
+    let own = table.lines().filter_map(|line| {
+        let mut fields = line.split_whitespace();
+        let digits = u128::from_str_radix(fields.next()?, 16).ok()?;
+        let scope = fields.nth(2)?;
+        (scope == "00").then_some(Ipv6Addr::from(digits))
+    });
+    own.collect()
 }
 
 #[cfg(test)]
@@ -240,12 +228,16 @@ mod tests {
     }
 
     #[test]
-    fn own_addresses_are_read_from_the_routing_table() {
+    fn own_addresses_are_read_from_the_kernels_tables() {
         let table = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        /0 universe UNICAST\n     \
                      |-- 10.0.0.7\n        /32 host LOCAL\n     |-- 10.0.0.255\n        /32 link \
                      BROADCAST\n     |-- 127.0.0.1\n        /32 host LOCAL\n";
-        let found: Vec<_> = local_addresses(table).collect();
-        assert_eq!(found, [Ipv4Addr::new(10, 0, 0, 7)]);
+        assert_eq!(ipv4_addresses(table), [Ipv4Addr::new(10, 0, 0, 7)]);
+        let table = "fd770000000000000000000000000001 02 40 00 82   cable0\n\
+                     fe80000000000000d42de9fffe06a6f7 02 40 20 80   cable0\n\
+                     00000000000000000000000000000001 01 80 10 80       lo\n";
+        let expected: Ipv6Addr = "fd77::1".parse().unwrap();
+        assert_eq!(ipv6_addresses(table), [expected]);
     }
 
     #[test]

@@ -1,18 +1,17 @@
 //! Taking a place in a world: where the store is, who we are, and how long we try.
 
 use std::fmt::Display;
-use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::TcpStore;
 use super::address::{bind, resolve};
-use super::limited::{Limited, deadline_in};
+use super::dial::{Declined, dial};
+use super::limited::deadline_in;
 use super::link::Link;
-use super::reception::READY;
 use super::server::Host;
-use super::wire::hello::{self, Answer, Hello, MAX_TOKEN, Refusal, Unread, VERSION};
+use super::wire::hello::{Hello, MAX_TOKEN, Refusal, VERSION};
 use crate::bootstrap::{DEFAULT_DEADLINE, WARN_AFTER};
 use crate::error::{Error, ErrorKind, Misuse, Result, Unsupported};
 use crate::rank::Rank;
@@ -20,16 +19,22 @@ use crate::rank::Rank;
 /// How long a store of another session is taken for one that is just ending.
 const OTHER_SESSION: Duration = Duration::from_secs(5);
 
+/// How long an address that does not answer keeps the others from their turn, at first.
+const FIRST_TURN: Duration = Duration::from_millis(500);
+
 /// A place in a world, to be taken with [`Join::join`].
 #[derive(Debug)]
 #[must_use]
 pub struct Join {
     rank: Rank,
     world_size: usize,
-    host: String,
+    /// Where rank 0 may be found: names and addresses, best first.
+    hosts: Vec<String>,
     port: u16,
     token: String,
     deadline: Duration,
+    /// Whether every host is tried once, and no longer than this.
+    once: Option<Duration>,
     listener: Option<TcpListener>,
     warn_after: Duration,
     patience: Duration,
@@ -42,15 +47,28 @@ impl Join {
         Self {
             rank,
             world_size,
-            host: host.into(),
+            hosts: vec![host.into()],
             port,
             token: String::new(),
             deadline: DEFAULT_DEADLINE,
+            once: None,
             listener: None,
             warn_after: WARN_AFTER,
             patience: Duration::from_secs(30),
             introduction: Duration::from_secs(5),
         }
+    }
+
+    /// Other names and addresses of the same rank 0, in place of the one.
+    pub(crate) fn hosts(mut self, hosts: impl IntoIterator<Item = String>) -> Self {
+        self.hosts = hosts.into_iter().collect();
+        self
+    }
+
+    /// Tries every host once, each for so long, in place of trying again until the deadline.
+    pub(crate) fn once(mut self, turn: Duration) -> Self {
+        self.once = Some(turn);
+        self
     }
 
     /// What all ranks of one session have in common and those of another have not, so that two jobs
@@ -126,7 +144,7 @@ impl Join {
             world_size,
             token: self.token.clone().into_bytes(),
         };
-        let here = host.as_ref().map(Host::address);
+        let here = host.as_ref().map(Host::addresses);
         let stream = self.reach(here, &hello, until)?;
         let link = Link::new(stream, world_size, self.warn_after, self.patience, host);
         let link = link.map_err(|error| system("the connection cannot be served", error))?;
@@ -154,10 +172,13 @@ impl Join {
     fn start(&mut self, world_size: u32, until: Instant) -> Result<Host> {
         let listener = match self.listener.take() {
             Some(listener) => listener,
-            None => bind(&self.host, self.port, until).map_err(|error| {
-                let at = format!("the store cannot listen on {}:{}", self.host, self.port);
-                system(&at, error)
-            })?,
+            None => {
+                let host = self.hosts.first().map_or("", String::as_str);
+                bind(host, self.port, until).map_err(|error| {
+                    let at = format!("the store cannot listen on {host}:{}", self.port);
+                    system(&at, error)
+                })?
+            }
         };
         let token = self.token.clone().into_bytes();
         Host::start(listener, world_size, token, self.introduction)
@@ -165,45 +186,90 @@ impl Join {
     }
 
     /// Connects, again and again until the deadline.
-    fn reach(&self, here: Option<SocketAddr>, hello: &Hello, until: Instant) -> Result<TcpStream> {
+    ///
+    /// What accepts a connection and says nothing may be rank 0 before it serves, and is waited for. It
+    /// may be a stranger as well, so where there are other addresses they get their turn.
+    fn reach(
+        &self,
+        here: Option<&[SocketAddr]>,
+        hello: &Hello,
+        until: Instant,
+    ) -> Result<TcpStream> {
         let begun = Instant::now();
+        let mut turn = self.once.unwrap_or(FIRST_TURN);
         let mut pause = Duration::from_millis(5);
         loop {
+            let mut pass = Pass::default();
             let addresses = match here {
-                Some(address) => Ok(vec![address]),
-                None => resolve(&self.host, self.port),
+                Some(own) => own.to_vec(),
+                None => self.look_up(&mut pass),
             };
-            let mut last = match &addresses {
-                Ok(_) => self.unreached("the name has no address"),
-                Err(error) => self.unreached(error),
-            };
-            for address in addresses.unwrap_or_default() {
-                last = match dial(address, hello, until) {
+            let alone = here.is_some() || addresses.len() == 1;
+            for address in addresses {
+                let limit = match self.once {
+                    None if alone => until,
+                    _ => until.min(Instant::now() + turn),
+                };
+                match dial(address, hello, limit) {
                     Ok(stream) => return Ok(stream),
-                    Err(Declined::Silent(error)) => self.unreached(format!("{address}: {error}")),
+                    Err(Declined::Absent(why)) => pass.note(address, why),
+                    Err(Declined::Silent(why)) => {
+                        pass.silent = true;
+                        pass.note(address, why);
+                    }
                     Err(Declined::Refused(refusal)) => {
                         let error = self.refused(refusal, address);
-                        match refusal {
-                            Refusal::Busy => error,
-                            Refusal::Token if begun.elapsed() < OTHER_SESSION => error,
-                            _ => return Err(error),
+                        let passes = match refusal {
+                            Refusal::Busy => true,
+                            Refusal::Token => begun.elapsed() < OTHER_SESSION,
+                            _ => false,
+                        };
+                        if !passes || self.once.is_some() {
+                            return Err(error);
                         }
+                        pass.refusal = Some(error);
                     }
-                };
+                }
+            }
+            if pass.silent {
+                turn *= 2;
             }
             let left = until.saturating_duration_since(Instant::now());
             thread::sleep(pause.min(left));
-            if left <= pause {
-                return Err(last);
+            if left <= pause || self.once.is_some() {
+                return Err(pass.refusal.unwrap_or_else(|| self.unreached(&pass.why)));
             }
             pause = (pause * 2).min(Duration::from_millis(200));
         }
     }
 
-    fn unreached(&self, why: impl Display) -> Error {
+    /// The addresses of all hosts.
+    fn look_up(&self, pass: &mut Pass) -> Vec<SocketAddr> {
+        let mut addresses = Vec::new();
+        for host in &self.hosts {
+            match resolve(host, self.port) {
+                Ok(found) if found.is_empty() => pass.note(host, "the name has no address"),
+                // A system may list an address once for each use that it has.
+                Ok(found) => found.into_iter().for_each(|address| {
+                    if !addresses.contains(&address) {
+                        addresses.push(address);
+                    }
+                }),
+                Err(error) => pass.note(host, error),
+            }
+        }
+        addresses
+    }
+
+    fn unreached(&self, why: &[String]) -> Error {
         let absent = vec![Rank(0)];
         let waited = self.deadline;
-        let text = format!("{}:{} is no store yet: {why}", self.host, self.port);
+        let text = format!(
+            "rank 0's store was not reached at {}, port {}: {}",
+            self.hosts.join(", "),
+            self.port,
+            why.join("; ")
+        );
         Error::new(ErrorKind::Timeout { absent, waited }).caused_by(text)
     }
 
@@ -230,37 +296,18 @@ impl Join {
     }
 }
 
-/// Why a connection came to nothing.
-enum Declined {
-    Refused(Refusal),
-    /// Nobody is there, or nobody who speaks the protocol.
-    Silent(std::io::Error),
+/// What came of trying each address once.
+#[derive(Debug, Default)]
+struct Pass {
+    why: Vec<String>,
+    refusal: Option<Error>,
+    /// Whether an address took the whole of its turn.
+    silent: bool,
 }
 
-impl<E: Into<std::io::Error>> From<E> for Declined {
-    fn from(error: E) -> Self {
-        Self::Silent(error.into())
-    }
-}
-
-fn dial(address: SocketAddr, hello: &Hello, until: Instant) -> Result<TcpStream, Declined> {
-    let left = until.saturating_duration_since(Instant::now());
-    let one_try = left.clamp(Duration::from_millis(1), Duration::from_secs(5));
-    let mut stream = TcpStream::connect_timeout(&address, one_try)?;
-    stream.set_write_timeout(Some(one_try))?;
-    stream.write_all(&hello.encode())?;
-    // A port may be open long before anybody serves it, so this waits as long as there is time.
-    let answer = match hello::read(&mut Limited::new(&stream, until)) {
-        Ok(body) => Answer::decode(&body)?,
-        Err(Unread::Version(theirs)) => Answer::Refused(Refusal::Version(theirs)),
-        Err(Unread::Io(error)) => return Err(error.into()),
-    };
-    match answer {
-        Answer::Refused(refusal) => Err(Declined::Refused(refusal)),
-        Answer::Welcome => {
-            stream.write_all(&[READY])?;
-            Ok(stream)
-        }
+impl Pass {
+    fn note(&mut self, place: impl Display, why: impl Display) {
+        self.why.push(format!("{place}: {why}"));
     }
 }
 

@@ -16,11 +16,14 @@
 //! * Rank 0 waits up to a second, as it drops its last end, for what others were told to be on its
 //!   way, and for late ranks that are owed the outcome of a round. Its process should not end
 //!   sooner.
+//! * Rank 0 listens on every interface for IPv4 and IPv6 alike, or on loopback alone where that is
+//!   where ranks meet, and it reaches its own store at whichever loopback address its machine has.
 //! * Whoever else connects is refused or ignored. Lengths are limited: 1 MiB a rank and round,
 //!   1 KiB for the name of a round. There is neither encryption nor authentication: as with every
 //!   launcher, the network between the ranks must be trusted.
 
 mod address;
+mod dial;
 mod group;
 mod join;
 mod limited;
@@ -35,7 +38,6 @@ mod tests;
 mod wire;
 
 use std::fmt;
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,6 +49,7 @@ use crate::bootstrap::Bootstrap;
 use crate::error::{Error, ErrorKind, Misuse, Result};
 use crate::rank::Rank;
 
+pub(crate) use address::everywhere;
 pub use join::Join;
 
 /// One rank's end of a control plane over TCP.
@@ -69,11 +72,13 @@ impl TcpStore {
         if world_size == 0 {
             return Ok(Vec::new());
         }
-        let listener = TcpListener::bind("127.0.0.1:0");
-        let bound = listener.and_then(|l| l.local_addr().map(|address| (l, address.port())));
-        let (listener, port) =
-            bound.map_err(|error| Error::new(ErrorKind::System(error.to_string())))?;
-        let place = |rank| Join::new(Rank::new(rank), world_size, "127.0.0.1", port);
+        let bound = address::on_loopback().and_then(|l| l.local_addr().map(|address| (l, address)));
+        let (listener, address) = bound.map_err(|error| {
+            let text = format!("the store cannot listen on loopback: {error}");
+            Error::new(ErrorKind::System(text)).caused_by(error)
+        })?;
+        let host = address.ip().to_string();
+        let place = |rank| Join::new(Rank::new(rank), world_size, &host, address.port());
         let first = place(0).listener(listener).join()?;
         let others = (1..world_size).map(|rank| place(rank).join());
         std::iter::once(Ok(first)).chain(others).collect()

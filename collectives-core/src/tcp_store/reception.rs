@@ -2,7 +2,9 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
 
+use super::dial::is_late;
 use super::limited::{Limited, deadline_in};
 use super::server::Store;
 use super::wire::hello::{self, Answer, Hello, Refusal, Unread, VERSION};
@@ -32,7 +34,7 @@ pub(super) fn receive(store: &Store, stream: &TcpStream) -> Option<u32> {
         },
         Err(Ok(refusal)) => refusal,
         Err(Err(error)) => {
-            tracing::debug!(%error, "the store ignores a stranger");
+            ignore(stream, store, &error);
             return None;
         }
     };
@@ -43,6 +45,24 @@ pub(super) fn receive(store: &Store, stream: &TcpStream) -> Option<u32> {
     // Closing with unread bytes would take the answer back.
     let _ = io::copy(&mut limited.take(1 << 10), &mut io::sink());
     None
+}
+
+/// Says what became of a connection that has not introduced itself. One that says nothing may be a
+/// rank in trouble; others are a port scan, or a check that the port is open.
+fn ignore(stream: &TcpStream, store: &Store, error: &io::Error) {
+    let from = stream.peer_addr();
+    let from = from.map_or_else(|_| "an unknown address".to_owned(), |from| from.to_string());
+    if is_late(error) {
+        tracing::warn!("{}", unheard(&from, store.patience));
+    } else {
+        tracing::debug!(%error, "the store ends a connection from {from}, which is no rank");
+    }
+}
+
+fn unheard(from: &str, limit: Duration) -> String {
+    format!(
+        "the store ends a connection from {from}, which has not said within {limit:?} which rank it is"
+    )
 }
 
 /// The announced rank, a refusal that the other side understands, or the end of the connection.

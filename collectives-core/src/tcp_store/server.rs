@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::address::reachable;
+use super::address;
 use super::peer::{Outgoing, outbox};
 use super::reception;
 use super::state::State;
@@ -33,7 +33,8 @@ pub(super) struct Store {
     pub(super) token: Vec<u8>,
     /// What a connection gets to introduce itself, from its first byte to its last.
     pub(super) patience: Duration,
-    address: SocketAddr,
+    /// Where this process reaches the listener.
+    addresses: Vec<SocketAddr>,
 }
 
 /// The hosting process's hold on the store, which ends once this and every rank has gone.
@@ -59,7 +60,7 @@ impl Host {
             world_size,
             token,
             patience,
-            address: reachable(listener.local_addr()?),
+            addresses: address::own(&listener)?,
         });
         // It may have been handed over by whoever bound it, in any mode.
         listener.set_nonblocking(false)?;
@@ -68,9 +69,9 @@ impl Host {
         Ok(Self(store))
     }
 
-    /// Where a rank of the same process reaches it.
-    pub(super) fn address(&self) -> SocketAddr {
-        self.0.address
+    /// Where a rank of the same process reaches it, best first.
+    pub(super) fn addresses(&self) -> &[SocketAddr] {
+        &self.0.addresses
     }
 
     #[cfg(test)]
@@ -108,7 +109,8 @@ impl Store {
     fn end_if_over(&self) {
         if self.lock().is_over() {
             // The accepting thread looks up at every connection.
-            let _ = TcpStream::connect_timeout(&self.address, LAST_WORDS);
+            let knock = |address| TcpStream::connect_timeout(address, LAST_WORDS).is_ok();
+            let _heard = self.addresses.iter().any(knock);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::hash_map::RandomState;
 use std::ffi::OsString;
 use std::hash::BuildHasher;
 use std::io;
-use std::net::TcpListener;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command, Stdio};
@@ -82,8 +82,14 @@ fn start(launch: &Launch) -> io::Result<World> {
         world.start_through(launch, &socket)?;
         return Ok(world);
     }
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let port = listener.local_addr()?.port().to_string();
+    // Of a machine that has loopback of one family alone, the other.
+    let loopback = [
+        IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(Ipv6Addr::LOCALHOST),
+    ];
+    let listener = TcpListener::bind(&loopback.map(|ip| SocketAddr::new(ip, 0))[..])?;
+    let address = listener.local_addr()?;
+    let (host, port) = (address.ip().to_string(), address.port().to_string());
     let mut listener = Some(listener);
     let executable = std::env::current_exe()?;
     let size = launch.world_size.to_string();
@@ -101,7 +107,7 @@ fn start(launch: &Launch) -> io::Result<World> {
             .env("LOCAL_RANK", rank.to_string())
             .env("WORLD_SIZE", &size)
             .env("LOCAL_WORLD_SIZE", &size)
-            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_ADDR", &host)
             .env("MASTER_PORT", &port)
             .env(variables::TOKEN, &token)
             .env("COLLECTIVES_STORE_LISTENER", "stdin")

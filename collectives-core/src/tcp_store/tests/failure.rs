@@ -198,7 +198,13 @@ fn a_store_that_does_not_answer_is_given_up() {
 
 /// Collects what is said at the level of a warning.
 #[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
+pub(super) struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Warnings {
+    pub(super) fn texts(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}
 
 impl tracing::Subscriber for Warnings {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
@@ -238,7 +244,7 @@ fn a_warning_names_the_absent_ranks_once() {
     tracing::subscriber::with_default(warnings.clone(), || {
         end.all_gather("slow", b"", SHORT * 3).unwrap_err();
     });
-    let texts = warnings.0.lock().unwrap();
+    let texts = warnings.texts();
     assert_eq!(texts.len(), 1, "{texts:?}");
     assert!(
         texts[0].contains("absent=[0, 1, 3]") && texts[0].contains("slow"),

@@ -106,7 +106,35 @@ fn a_store_that_never_comes_is_a_timeout_that_names_rank_0(#[case] closed: bool)
         }
     );
     let source = std::error::Error::source(&error).unwrap().to_string();
-    assert!(source.contains(&host), "{source}");
+    assert!(source.contains(&format!("{host}:{port}")), "{source}");
+    let expected = match closed {
+        true => "refused",
+        false => "took the connection, and sent no answer to this rank's greeting within",
+    };
+    assert!(source.contains(expected), "{source}");
+}
+
+#[test]
+fn what_says_nothing_keeps_no_rank_from_the_address_behind_it() {
+    let (silent, port) = vacant(6);
+    let _silent = TcpListener::bind((silent.as_str(), port)).unwrap();
+    let (host, _) = vacant(7);
+    let store = TcpListener::bind((host.as_str(), port)).unwrap();
+    let join = |rank| Join::new(Rank(rank), 2, host.clone(), port);
+    let hosts = [silent, host.clone()];
+    pair(join(0).listener(store), join(1).hosts(hosts));
+}
+
+#[test]
+fn every_host_is_named_with_what_was_found_there() {
+    let (host, port) = vacant(8);
+    let hosts = [host.clone(), "no.such.host.invalid".to_owned()];
+    let join = Join::new(Rank(1), 2, "", port).hosts(hosts.clone());
+    let error = join.once(SHORT).join().unwrap_err();
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    for part in [&hosts[0], &hosts[1], &format!("{host}:{port}: ")] {
+        assert!(source.contains(part), "{part}: {source}");
+    }
 }
 
 #[test]

@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use rstest::rstest;
 
+use super::failure::Warnings;
 use super::{LONG, SHORT, on_every};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, ErrorKind, Misuse, Unsupported};
 use crate::rank::Rank;
-use crate::tcp_store::reception::READY;
+use crate::tcp_store::reception::{self, READY};
+use crate::tcp_store::server::Host;
 use crate::tcp_store::wire::hello::{self, Answer, Hello, MAGIC, Refusal, Unread, VERSION};
 use crate::tcp_store::{Join, TcpStore};
 
@@ -130,6 +132,25 @@ fn the_slow_and_the_many_do_not_keep_anybody_out() {
     drop(many);
 }
 
+#[test]
+fn what_connects_and_says_nothing_is_named() {
+    let pair = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = TcpStream::connect(pair.local_addr().unwrap()).unwrap();
+    let (accepted, _) = pair.accept().unwrap();
+    let host = Host::start(pair, WORLD, b"session".to_vec(), SHORT).unwrap();
+    let warnings = Warnings::default();
+    tracing::subscriber::with_default(warnings.clone(), || {
+        let store = host.store().upgrade().unwrap();
+        assert_eq!(reception::receive(&store, &accepted), None);
+    });
+    let texts = warnings.texts();
+    let from = silent.local_addr().unwrap().to_string();
+    for part in [from.as_str(), "which rank it is", "within 60ms"] {
+        assert!(texts[0].contains(part), "{part}: {texts:?}");
+    }
+    assert_eq!(texts.len(), 1, "{texts:?}");
+}
+
 fn refused(site: &Site, join: Join) -> Error {
     let error = join.join().unwrap_err();
     assert!(site.host.failure().is_none());
@@ -222,17 +243,23 @@ fn a_rank_that_breaks_the_protocol_has_failed(#[case] words: &[u8]) {
 }
 
 #[test]
-fn a_service_that_is_no_store_is_waited_out() {
+fn a_service_that_is_no_store_is_named_as_one() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let other = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        let _ = stream.write_all(b"220 mail.example ESMTP ready\r\n");
+        stream
+            .write_all(b"220 mail.example ESMTP ready\r\n")
+            .unwrap();
+        // It hears the greeting, and closing the connection does not take its words back.
+        let _ = hello::read(&mut stream);
     });
-    let join = Join::new(Rank(1), 2, "127.0.0.1", port).deadline(SHORT);
-    let error = join.join().unwrap_err();
+    let join = Join::new(Rank(1), 2, "127.0.0.1", port);
+    let error = join.once(LONG).join().unwrap_err();
     other.join().unwrap();
     assert!(matches!(error.kind(), ErrorKind::Timeout { .. }), "{error}");
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    assert!(source.contains("no store of ours"), "{source}");
     let out_of_range = Join::new(Rank(5), 2, "127.0.0.1", port).join().unwrap_err();
     assert!(matches!(
         out_of_range.misuse(),
