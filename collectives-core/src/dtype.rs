@@ -23,9 +23,10 @@ pub enum DType {
     F16,
     /// bfloat16: the upper half of a binary32.
     Bf16,
-    /// OCP 8-bit float, 4 exponent and 3 mantissa bits, no infinity.
+    /// OCP 8-bit float, 4 exponent and 3 mantissa bits, up to 448. It has no infinity: a reduction that is
+    /// [too large](crate::reduce#what-is-too-large) is NaN.
     F8E4M3,
-    /// OCP 8-bit float, 5 exponent and 2 mantissa bits.
+    /// OCP 8-bit float, 5 exponent and 2 mantissa bits, up to 57344, and infinities as in IEEE 754.
     F8E5M2,
     /// Signed 64-bit integer.
     I64,

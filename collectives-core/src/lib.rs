@@ -25,6 +25,7 @@ pub mod collectives;
 pub mod communicator;
 pub mod device;
 pub mod dtype;
+pub mod eight_bits;
 pub mod env;
 pub mod error;
 pub mod file_store;

@@ -18,7 +18,25 @@
 //!   accumulator, before adding.
 //! * [`ReduceOp::Min`] and [`ReduceOp::Max`] propagate NaN, and order `-0.0` below `0.0`.
 //! * Where a library fixes another order (NCCL's rings round at every hop for 16-bit types), its
-//!   backend documents it; sums that are exact in every order are equal everywhere.
+//!   backend documents it; sums that are exact in every order, and no larger than the type holds, are
+//!   equal everywhere.
+//!
+//! # What is too large
+//!
+//! Rounding to nearest even is that of IEEE 754, for what is too large as well: it becomes infinite in
+//! `f16`, `bf16`, `f32`, `f64` and `f8e5m2`. `f8e4m3` has no infinity, so it becomes NaN there. An infinity or NaN
+//! among the inputs stays one wherever arithmetic keeps it. Who looks for overflow in what was reduced
+//! therefore finds it. [`eight_bits`](crate::eight_bits) has the conversions.
+//!
+//! | | `f8e5m2` | `f8e4m3` |
+//! |---|---|---|
+//! | largest | 57344 | 448 |
+//! | rounded to that | up to, but not, 61440 | up to 464 |
+//! | beyond, and overflow of the accumulator | ±∞ | NaN |
+//! | `max(∞, 1)`, `∞ + 1`, `∞ × 1`, the average of ∞ and 1 | ∞ | |
+//!
+//! NCCL's kernels convert as CUDA does, which *saturates*: what is too large becomes the largest number, and so
+//! does an infinity. `docs/decisions/0033-what-is-too-large-for-8-bits-is-seen.md` says why others do not.
 
 use std::fmt;
 
@@ -28,15 +46,16 @@ use crate::dtype::{DType, Element};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReduceOp {
-    /// The sum.
+    /// The sum; infinite, or NaN in `f8e4m3`, where it is too large for a floating-point type.
     Sum,
-    /// The product.
+    /// The product; what is too large becomes what it does in a sum.
     Product,
     /// The smallest element; NaN if any is NaN.
     Min,
     /// The largest element; NaN if any is NaN.
     Max,
-    /// The sum divided by the number of ranks.
+    /// The sum divided by the number of ranks, in the accumulator: two large 8-bit or 16-bit floats whose
+    /// sum is too large have an average.
     Average,
     /// The sum of each rank's input times that rank's own scalar.
     PreMulSum(Scalar),

@@ -48,7 +48,9 @@
 //!
 //! * It does not compare calls across ranks; a decorator does.
 //! * Reductions follow NCCL: 16-bit types round at every hop of a ring, and `Min` and `Max` need
-//!   not propagate NaN. An average over an all-reduce of floating point is the sum, then a
+//!   not propagate NaN. 8-bit floats are reduced in halves and converted back as CUDA does it, which
+//!   saturates at every step: what is too large, and an infinity that takes part in any reduction, becomes
+//!   the largest number of its sign. NaN stays NaN in sums and products. An average over an all-reduce of floating point is the sum, then a
 //!   division, each rounded to the element type; other averages are NCCL's own.
 //! * A multicast kernel is never asked for, unless [`Algorithm`](options::Algorithm) says so.
 

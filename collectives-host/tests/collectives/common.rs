@@ -14,6 +14,8 @@ use collectives_host::world::HostWorld;
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
+use crate::eight_bits;
+
 /// One rank in a test.
 pub(crate) struct Rig {
     pub(crate) comm: HostCommunicator,
@@ -251,6 +253,16 @@ macro_rules! integer {
 /// The reduction of all inputs, by the rules of `collectives_core::reduce`.
 pub(crate) fn oracle(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
     let scalars: Vec<_> = (0..inputs.len()).map(|rank| scalar(dtype, rank)).collect();
+    oracle_with(dtype, op, inputs, &scalars)
+}
+
+/// The same, of a pre-multiplied sum with these scalars of the ranks.
+pub(crate) fn oracle_with(
+    dtype: DType,
+    op: ReduceOp,
+    inputs: &[Vec<u8>],
+    scalars: &[Scalar],
+) -> Vec<u8> {
     match dtype {
         DType::F64 => float!(
             f64,
@@ -294,8 +306,8 @@ pub(crate) fn oracle(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> 
             op,
             inputs,
             scalars,
-            |b: [u8; 1]| F8E4M3::from_bits(b[0]).to_f32(),
-            |a| [F8E4M3::from_f32(a).to_bits()]
+            |b: [u8; 1]| eight_bits::E4M3.value(b[0]),
+            |a| [eight_bits::E4M3.nearest(a)]
         ),
         DType::F8E5M2 => float!(
             F8E5M2,
@@ -303,8 +315,8 @@ pub(crate) fn oracle(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> 
             op,
             inputs,
             scalars,
-            |b: [u8; 1]| F8E5M2::from_bits(b[0]).to_f32(),
-            |a| [F8E5M2::from_f32(a).to_bits()]
+            |b: [u8; 1]| eight_bits::E5M2.value(b[0]),
+            |a| [eight_bits::E5M2.nearest(a)]
         ),
         DType::I64 => integer!(i64, op, inputs, scalars),
         DType::I32 => integer!(i32, op, inputs, scalars),

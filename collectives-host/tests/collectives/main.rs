@@ -10,6 +10,7 @@
 mod arena;
 mod common;
 mod disagreement;
+mod eight_bits;
 mod failure;
 mod large;
 mod messages;

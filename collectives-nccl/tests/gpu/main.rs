@@ -7,6 +7,7 @@
 //! world sizes.
 
 mod case;
+mod eight_bits;
 mod endurance;
 mod failing;
 mod global;
@@ -36,6 +37,7 @@ const SHARED: &[Case] = &[
     Case::plain("parts_of_different_length", operations::uneven),
     Case::plain("groups_and_messages", operations::groups),
     Case::plain("averages_of_every_float", operations::averages),
+    Case::plain("eight_bits_saturate", eight_bits::too_large),
     Case::plain("host_slices", operations::host_slices),
     Case::plain("split_renumbers_and_works", operations::split),
     Case::symmetric("kernels_are_what_the_table_says", paths::kernels),

@@ -1,6 +1,7 @@
 //! The arithmetic, by the rules of `collectives_core::reduce`: a left fold in rank order.
 
 use collectives_core::dtype::DType;
+use collectives_core::eight_bits::{f8e4m3, f8e5m2};
 use collectives_core::error::{Error, Result, Unsupported};
 use collectives_core::reduce::ReduceOp;
 use float8::{F8E4M3, F8E5M2};
@@ -93,7 +94,7 @@ pub(crate) fn reduce(dtype: DType, op: ReduceOp, inputs: &[&[u8]]) -> Result<Vec
             f32,
             1,
             |bytes: [u8; 1]| F8E4M3::from_bits(bytes[0]).to_f32(),
-            |value| [F8E4M3::from_f32(value).to_bits()]
+            |value| [f8e4m3(value).to_bits()]
         ),
         DType::F8E5M2 => float!(
             op,
@@ -101,7 +102,7 @@ pub(crate) fn reduce(dtype: DType, op: ReduceOp, inputs: &[&[u8]]) -> Result<Vec
             f32,
             1,
             |bytes: [u8; 1]| F8E5M2::from_bits(bytes[0]).to_f32(),
-            |value| [F8E5M2::from_f32(value).to_bits()]
+            |value| [f8e5m2(value).to_bits()]
         ),
         DType::I64 => integer!(op, inputs, i64),
         DType::I32 => integer!(op, inputs, i32),
