@@ -21,6 +21,11 @@ pub enum Capability {
     ChildGraphs,
     /// A call that differs between ranks is the same typed error on all of them.
     ComparesCalls,
+    /// Sums and products of 32 and 64-bit floats are folds in the order of ranks, bit for bit.
+    RankOrder,
+    /// Reductions of 8 and 16-bit floats accumulate in `f32`, in the order of ranks, and are rounded once, as
+    /// the [accumulation rules](collectives_core::reduce) say.
+    RoundsOnce,
     /// An abort handle ends calls that are blocked.
     Abort,
     /// [`Probe`](crate::harness::Probe) tells what the device has lost to memory.
@@ -34,7 +39,7 @@ pub enum Capability {
 
 impl Capability {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Platform,
         Self::Symmetric,
         Self::Aliasing,
@@ -42,6 +47,8 @@ impl Capability {
         Self::GraphUpdate,
         Self::ChildGraphs,
         Self::ComparesCalls,
+        Self::RankOrder,
+        Self::RoundsOnce,
         Self::Abort,
         Self::CountsMemory,
         Self::DelaysDestructors,
@@ -59,6 +66,8 @@ impl Capability {
             Self::GraphUpdate => "graph-update",
             Self::ChildGraphs => "child-graphs",
             Self::ComparesCalls => "compares-calls",
+            Self::RankOrder => "rank-order",
+            Self::RoundsOnce => "rounds-once",
             Self::Abort => "abort",
             Self::CountsMemory => "counts-memory",
             Self::DelaysDestructors => "delays-destructors",

@@ -28,6 +28,7 @@ mod claims;
 pub mod clocks;
 pub mod decorators;
 pub mod harness;
+pub mod inexact;
 pub mod interpose;
 #[cfg(target_os = "linux")]
 pub mod launch;

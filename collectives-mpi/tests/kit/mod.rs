@@ -46,6 +46,10 @@ impl Harness for Mpi {
                 "MPI cannot take an operation back: the watchdog ends the job, unless calls are \
                  compared first",
             ),
+            Capability::RankOrder => Support::no(
+                "MPI adds 32 and 64-bit floats in an order of its own; what it has no operation for is \
+                 folded in the order of ranks",
+            ),
             Capability::LongRanges => {
                 Support::no("gigabytes take MPI minutes; its own tests carry some")
             }

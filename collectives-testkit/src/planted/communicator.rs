@@ -18,6 +18,7 @@ use collectives_core::stream::StreamRef;
 
 use crate::planted::Planted;
 use crate::planted::device::{last_copy, next_generation, next_operation};
+use crate::planted::fold::{saturate, sum_in_order};
 
 /// What a planted bug does around the calls of one communicator.
 #[derive(Debug)]
@@ -121,6 +122,15 @@ impl Bugged {
             Some(Planted::BarriersLeftOut) => {
                 return Ok(is_barrier(ops).then(Vec::new));
             }
+            Some(bug @ (Planted::FoldsFromItself | Planted::FoldsBackwards)) => {
+                let (first, ranks) = (inner.info().rank.index(), inner.info().world_size);
+                let order: Vec<_> = match bug {
+                    Planted::FoldsBackwards => (0..ranks).rev().collect(),
+                    _ => (0..ranks).map(|rank| (first + rank) % ranks).collect(),
+                };
+                let done = sum_in_order(inner, device, ops, stream, &order)?;
+                return Ok(done.then(Vec::new));
+            }
             Some(Planted::AgreesInCapture) => {
                 if device.capture_state(stream)?.is_some() {
                     inner.agree(&Record::new(), Duration::from_secs(2))?;
@@ -153,6 +163,9 @@ impl Bugged {
             // SAFETY: The operand is valid until the work on the stream has finished, and that is
             // what this waits for. The planted bug is that it is an input.
             unsafe { device.write(op.send.addr, &[0xa5], stream) }?;
+        }
+        if self.is(Planted::EightBitsSaturate) {
+            ops.iter().try_for_each(|op| saturate(device, op, stream))?;
         }
         match outcome {
             Err(error)

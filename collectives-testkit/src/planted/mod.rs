@@ -6,6 +6,7 @@
 pub(crate) mod allocator;
 pub(crate) mod communicator;
 pub(crate) mod device;
+mod fold;
 pub(crate) mod policy;
 mod rough;
 
@@ -46,6 +47,12 @@ planted! {
     LastElementLost,
     /// Communicator: an operation on more than four gibibytes runs on what 32 bits can say.
     BytesCut,
+    /// Communicator: every rank adds up floats beginning with its own.
+    FoldsFromItself,
+    /// Communicator: floats are added up from the last rank to the first.
+    FoldsBackwards,
+    /// Communicator: what is too large for an 8-bit float becomes the largest number.
+    EightBitsSaturate,
     /// Communicator: an out-of-place operation writes into its input.
     InputClobbered,
     /// Communicator: a sum of operands in windows is a maximum.

@@ -23,7 +23,10 @@ impl Harness for Toy {
 
     fn supports(&self, capability: Capability) -> Support {
         match capability {
-            Capability::ComparesCalls | Capability::Abort => Support::Yes,
+            Capability::ComparesCalls
+            | Capability::Abort
+            | Capability::RankOrder
+            | Capability::RoundsOnce => Support::Yes,
             Capability::Symmetric | Capability::Aliasing => Support::no("its memory is ordinary"),
             Capability::Graphs | Capability::GraphUpdate => Support::no("its streams run at once"),
             _ => Support::no("its device tells nothing of its memory"),

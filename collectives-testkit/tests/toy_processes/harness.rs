@@ -20,7 +20,10 @@ impl Harness for Processes {
 
     fn supports(&self, capability: Capability) -> Support {
         match capability {
-            Capability::ComparesCalls | Capability::Abort => Support::Yes,
+            Capability::ComparesCalls
+            | Capability::Abort
+            | Capability::RankOrder
+            | Capability::RoundsOnce => Support::Yes,
             _ => Support::no("the toy has none"),
         }
     }

@@ -7,8 +7,14 @@ use crate::case::Case;
 mod long;
 mod operations;
 mod paths;
+mod rounding;
 
-const PARTS: &[&[Case]] = &[operations::CASES, paths::CASES, long::CASES];
+const PARTS: &[&[Case]] = &[
+    operations::CASES,
+    rounding::CASES,
+    paths::CASES,
+    long::CASES,
+];
 
 /// The cases.
 pub const CASES: &[Case] = &join::<{ count(PARTS) }>(PARTS);
