@@ -10,6 +10,8 @@ pub(super) const HYDRA: Launcher = Launcher {
     name: "Hydra",
     marks: &["MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
     beside: &["PMI_RANK", "PMI_SIZE"],
+    rank: "PMI_RANK",
+    world_size: "PMI_SIZE",
     read,
 };
 

@@ -26,6 +26,12 @@ impl Meeting {
         Some(Self::File(path))
     }
 
+    /// Whether variables say where to meet, whatever the launcher knows.
+    pub(super) fn is_told(vars: &Vars) -> bool {
+        let host = ["COLLECTIVES_STORE_HOST", "MASTER_ADDR"];
+        vars.has("COLLECTIVES_STORE_FILE") || host.iter().any(|name| vars.has(name))
+    }
+
     /// What users pass through any launcher, and otherwise what the launcher knows itself.
     pub(super) fn read(
         vars: &mut Vars,

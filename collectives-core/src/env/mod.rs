@@ -8,12 +8,20 @@
 //! | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE` |
 //! | Hydra | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` |
 //! | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_LOCALID`; the rest as said below |
+//! | PyTorchJob | torchrun's without `LOCAL_RANK` |
 //!
 //! They are asked in this order, so that a launcher which another one started speaks. Hydra is what
-//! starts the ranks of MPICH, Intel MPI and MVAPICH.
+//! starts the ranks of MPICH, Intel MPI and MVAPICH. One of which variables are missing yields to the
+//! next that is complete and says the same rank and world size where both say them: a script may export
+//! `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` and call `srun` or `mpirun`. Two that do not fit
+//! together are an error that names both.
 //!
-//! torchrun says where ranks meet. Under Slurm it is the first host of `SLURM_STEP_NODELIST`, at a
-//! port made of the job's and the step's number. Open MPI and Hydra do not say: the ranks meet over MPI
+//! What starts one rank a pod, as Kubeflow's `PyTorchJob` does, says no local rank. It is 0 then, or
+//! the rank modulo `LOCAL_WORLD_SIZE` where that is set. Several ranks of a machine with neither would all
+//! take its first device, so give them `LOCAL_RANK`.
+//!
+//! torchrun says where ranks meet. Under Slurm it is the first host of `SLURM_STEP_NODELIST`, or of
+//! `SLURM_JOB_NODELIST` where that is not set, at a port made of the job's and the step's number. Open MPI and Hydra do not say: the ranks meet over MPI
 //! (`MpiBootstrap` of `collectives-mpi`), or as the variables say that every launcher passes on:
 //!
 //! | variable | meaning |
@@ -30,10 +38,12 @@
 //!
 //! A new launcher is a file with a `Launcher` in it, and a line in the list.
 
+mod choice;
 mod hydra;
 mod local;
 mod meeting;
 mod open_mpi;
+mod pytorch_job;
 mod slurm;
 mod store;
 mod torchrun;
@@ -52,13 +62,16 @@ use crate::file_store::FileJoin;
 use crate::rank::Rank;
 use crate::tcp_store::Join;
 
-/// Tried in this order; the first one of which any variable is set speaks.
+/// Tried in this order; the first one of which any variable is set speaks, if it is complete.
 const LAUNCHERS: [&Launcher; 4] = [
     &torchrun::TORCHRUN,
     &open_mpi::OPEN_MPI,
     &hydra::HYDRA,
     &slurm::SLURM,
 ];
+
+/// Speaks where no other one is complete.
+const LAST: &Launcher = &pytorch_job::PYTORCH_JOB;
 
 /// One rank's place among all ranks, and where they meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,6 +97,9 @@ struct Launcher {
     marks: &'static [&'static str],
     /// What else it reads, for errors.
     beside: &'static [&'static str],
+    /// The variables of the rank and of the world size.
+    rank: &'static str,
+    world_size: &'static str,
     read: fn(&mut Vars) -> Option<World>,
 }
 
@@ -109,24 +125,7 @@ impl World {
         V: Into<OsString>,
     {
         let mut vars = Vars::new(vars);
-        let Some(launcher) = LAUNCHERS.iter().find(|launcher| launcher.is_at_work(&vars)) else {
-            let looked = LAUNCHERS
-                .map(|launcher| format!("{} for {}", launcher.looked_for(), launcher.name));
-            let looked = looked.join("; ");
-            return Err(Error::config(format!(
-                "no launcher started this process: none of its variables is set (looked for {looked})"
-            )));
-        };
-        let world = (launcher.read)(&mut vars);
-        match (world, vars.faults()) {
-            (Some(world), None) => Ok(world),
-            (_, faults) => Err(Error::config(format!(
-                "the environment of {}: {} (looked for {})",
-                launcher.name,
-                faults.unwrap_or_else(|| "incomplete".to_owned()),
-                launcher.looked_for(),
-            ))),
-        }
+        choice::world(&mut vars).map_err(Error::config)
     }
 
     /// This rank's end of the control plane, over [TCP](crate::tcp_store), or by a
@@ -176,17 +175,6 @@ impl World {
             return Ok(join.listener(store::listener_on_stdin()?));
         }
         Ok(join)
-    }
-}
-
-impl Launcher {
-    fn looked_for(&self) -> String {
-        let all = self.marks.iter().chain(self.beside);
-        all.copied().collect::<Vec<_>>().join(", ")
-    }
-
-    fn is_at_work(&self, vars: &Vars) -> bool {
-        self.marks.iter().any(|name| vars.has(name))
     }
 }
 

@@ -9,6 +9,8 @@ pub(super) const OPEN_MPI: Launcher = Launcher {
     name: "Open MPI",
     marks: &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
     beside: &["OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"],
+    rank: "OMPI_COMM_WORLD_RANK",
+    world_size: "OMPI_COMM_WORLD_SIZE",
     read,
 };
 

@@ -12,8 +12,18 @@ pub(super) const SLURM: Launcher = Launcher {
     name: "Slurm",
     marks: &["SLURM_STEP_NUM_TASKS"],
     beside: &["SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST"],
+    rank: "SLURM_PROCID",
+    world_size: "SLURM_STEP_NUM_TASKS",
     read,
 };
+
+/// The step's nodes, and where they are not said those of the job, whose first the step's is unless
+/// srun was told otherwise.
+const NODE_LISTS: [&str; 3] = [
+    "SLURM_STEP_NODELIST",
+    "SLURM_JOB_NODELIST",
+    "SLURM_NODELIST",
+];
 
 /// Where ports that are made of job numbers begin, and how many there are: above those that systems
 /// reserve, below those that they hand out.
@@ -24,14 +34,15 @@ fn read(vars: &mut Vars) -> Option<World> {
     let rank = vars.require("SLURM_PROCID", "a rank");
     let world_size = vars.require("SLURM_STEP_NUM_TASKS", "a number of ranks");
     let local_rank = vars.require("SLURM_LOCALID", "a rank");
-    let nodes: Option<String> = vars.optional("SLURM_STEP_NODELIST", "a list of hosts");
-    let host = nodes.and_then(|nodes| first_host(&nodes));
     let job: Option<u64> = vars.optional("SLURM_JOB_ID", "a number");
     let step: Option<u64> = vars.optional("SLURM_STEP_ID", "a number");
     let number = job.map(|job| job.wrapping_add(step.unwrap_or(0)));
     let port = number.and_then(|number| u16::try_from(FIRST_PORT + number % PORTS).ok());
     let token = job.map(|job| format!("slurm {job}.{}", step.unwrap_or(0)));
-    let meeting = Meeting::read(vars, host, port, token);
+    let meeting = match Meeting::is_told(vars) {
+        true => Meeting::read(vars, None, port, token),
+        false => first_node(vars).and_then(|host| Meeting::read(vars, Some(host), port, token)),
+    };
     let world = World {
         rank: Rank(rank?),
         world_size: world_size?,
@@ -51,22 +62,48 @@ fn read(vars: &mut Vars) -> Option<World> {
     Some(world)
 }
 
-/// The first of the hosts in a list such as `gpu[003-010,12],login`.
-fn first_host(list: &str) -> Option<String> {
-    let list = list.trim();
-    let end = list.find([',', '[']).unwrap_or(list.len());
-    let prefix = &list[..end];
-    let host = match list[end..].strip_prefix('[') {
-        None => prefix.to_owned(),
-        Some(ranges) => {
-            let (ranges, after) = ranges.split_once(']')?;
-            let first = ranges.split([',', '-']).next()?;
-            let suffix = &after[..after.find(',').unwrap_or(after.len())];
-            // Hosts of several dimensions are not taken apart.
-            (!suffix.contains('[')).then(|| format!("{prefix}{first}{suffix}"))?
-        }
+/// The node where rank 0 is, unless ranks are placed in some other way than block by block.
+fn first_node(vars: &mut Vars) -> Option<String> {
+    let Some(name) = NODE_LISTS.into_iter().find(|name| vars.has(name)) else {
+        let names = NODE_LISTS.join(", ");
+        vars.fault(format!(
+            "no host to meet at is known: none of {names} is set, nor MASTER_ADDR or COLLECTIVES_STORE_HOST"
+        ));
+        return None;
     };
-    (!host.is_empty()).then_some(host)
+    let nodes: String = vars.optional(name, "a list of hosts")?;
+    let host = first_host(&nodes);
+    if host.is_none() {
+        let nodes = nodes.escape_debug();
+        vars.fault(format!(
+            "{name}={nodes} is not a list of hosts: set MASTER_ADDR or COLLECTIVES_STORE_HOST"
+        ));
+    }
+    host
+}
+
+/// The first of the hosts in a list such as `rack[0-3]node[00-15],login`: of each bracket the first
+/// number, as it is written.
+fn first_host(list: &str) -> Option<String> {
+    let mut host = String::new();
+    let mut rest = list.trim();
+    while let Some(end) = rest.find([',', '[']) {
+        host += &rest[..end];
+        if rest[end..].starts_with(',') {
+            rest = "";
+            break;
+        }
+        let (ranges, after) = rest[end + 1..].split_once(']')?;
+        let first = ranges.split([',', '-']).next()?;
+        if first.is_empty() || !first.chars().all(|digit| digit.is_ascii_alphanumeric()) {
+            return None;
+        }
+        host += first;
+        rest = after;
+    }
+    host += rest;
+    let is_name = !host.is_empty() && !host.contains(']');
+    is_name.then_some(host)
 }
 
 #[cfg(test)]
@@ -81,8 +118,15 @@ mod tests {
     #[case("gpu[003-010,12],login", Some("gpu003"))]
     #[case("gpu[7,9]", Some("gpu7"))]
     #[case("rack[1-2]-a", Some("rack1-a"))]
-    #[case("r[1-2]n[1-4]", None)]
+    #[case("r[1-2]n[1-4]", Some("r1n1"))]
+    #[case("rack[0-3]node[00-15]", Some("rack0node00"))]
+    #[case("a[1-2]b[3,5-6]-c,d", Some("a1b3-c"))]
     #[case("broken[1-2", None)]
+    #[case("broken[]", None)]
+    #[case("broken[-2]", None)]
+    #[case("broken]", None)]
+    #[case("broken[a[1-2]]", None)]
+    #[case(",broken", None)]
     #[case("", None)]
     fn the_first_host_hosts_the_store(#[case] list: &str, #[case] host: Option<&str>) {
         assert_eq!(first_host(list).as_deref(), host);

@@ -125,6 +125,108 @@ fn the_launcher_inside_another_speaks() {
     assert_eq!(inside(&SLURM, &HYDRA[..2]), "Slurm");
 }
 
+/// A rank of Slurm's, with these variables as well, and without those that are `-`.
+fn under_slurm(changes: &[(&str, &str)]) -> Result<World> {
+    let mut vars = SLURM.to_vec();
+    vars.retain(|(name, _)| changes.iter().all(|(changed, _)| changed != name));
+    vars.extend(changes.iter().filter(|(_, value)| *value != "-"));
+    World::from_vars(vars)
+}
+
+/// What people export in a script, and then call a launcher.
+const EXPORTED: [(&str, &str); 3] = [
+    ("WORLD_SIZE", "4"),
+    ("MASTER_ADDR", "localhost"),
+    ("MASTER_PORT", "29500"),
+];
+
+#[rstest]
+#[case(&OPEN_MPI, "Open MPI")]
+#[case(&HYDRA, "Hydra")]
+#[case(&SLURM, "Slurm")]
+fn an_incomplete_launcher_yields_to_a_complete_one(
+    #[case] complete: &[(&str, &str)],
+    #[case] name: &str,
+    #[values(&[], &[("RANK", "3")], &[("LOCAL_RANK", "0")])] more: &[(&str, &str)],
+) {
+    let vars = complete.iter().chain(&EXPORTED).chain(more);
+    let world = World::from_vars(vars.copied()).unwrap();
+    assert_eq!((world.rank, world.world_size), (Rank(3), 4));
+    assert_eq!((world.launcher, world.local_rank), (name, 1));
+    let store = store_of(&world);
+    assert_eq!((store.host.as_str(), store.port), ("localhost", 29500));
+}
+
+#[test]
+fn a_launcher_that_says_no_place_to_meet_yields_to_one_that_does() {
+    let who = [("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")];
+    let world = under_slurm(&who).unwrap();
+    assert_eq!(world.launcher, "Slurm");
+    assert_eq!(store_of(&world).host, "gpu07");
+}
+
+#[test]
+fn two_launchers_that_do_not_fit_together_are_both_named() {
+    let size = [("WORLD_SIZE", "2"), EXPORTED[1], EXPORTED[2]];
+    let rank = [("RANK", "0"), EXPORTED[0], EXPORTED[1], EXPORTED[2]];
+    let none = [("RANK", "zero"), EXPORTED[0]];
+    let cases: [(&[_], &[&str]); 3] = [
+        (
+            &size,
+            &["RANK is not set", "SLURM_STEP_NUM_TASKS=4", "WORLD_SIZE=2"],
+        ),
+        (
+            &rank,
+            &["LOCAL_RANK is not set", "SLURM_PROCID=3", "RANK=0"],
+        ),
+        (&none, &["RANK=zero is not a rank"]),
+    ];
+    for (exported, parts) in cases {
+        let text = text(under_slurm(exported));
+        for part in parts.iter().chain(&["torchrun", "Slurm"]) {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+    let mut incomplete = size.to_vec();
+    incomplete.push(("SLURM_LOCALID", "-"));
+    let text = text(under_slurm(&incomplete));
+    for part in ["RANK is not set", "SLURM_LOCALID is not set"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn one_rank_a_pod_needs_no_local_rank() {
+    let world = with(&[("LOCAL_RANK", "-"), ("LOCAL_WORLD_SIZE", "-")]).unwrap();
+    assert_eq!((world.rank, world.world_size), (Rank(5), 8));
+    assert_eq!((world.local_rank, world.local_world_size), (0, None));
+    assert_eq!(world.launcher, "PyTorchJob");
+    assert_eq!(store_of(&world).host, "node-0");
+    // Machine by machine, as every launcher of torchrun's kind counts.
+    let world = with(&[("LOCAL_RANK", "-")]).unwrap();
+    assert_eq!((world.local_rank, world.local_world_size), (1, Some(4)));
+}
+
+#[rstest]
+#[case(&[("SLURM_STEP_NODELIST", "rack[0-3]node[00-15]")], "rack0node00")]
+#[case(&[("SLURM_STEP_NODELIST", "-"), ("SLURM_JOB_NODELIST", "gpu[3-4]")], "gpu3")]
+#[case(&[("SLURM_STEP_NODELIST", "-"), ("SLURM_NODELIST", "gpu[5-6]")], "gpu5")]
+#[case(&[("SLURM_STEP_NODELIST", "?["), ("MASTER_ADDR", "told")], "told")]
+fn ranks_meet_at_the_first_node(#[case] changes: &[(&str, &str)], #[case] host: &str) {
+    assert_eq!(store_of(&under_slurm(changes).unwrap()).host, host);
+}
+
+#[rstest]
+#[case(&[("SLURM_STEP_NODELIST", "broken[1-2")], "SLURM_STEP_NODELIST=broken[1-2")]
+#[case(&[("SLURM_STEP_NODELIST", "-")], "SLURM_STEP_NODELIST, SLURM_JOB_NODELIST")]
+fn a_list_of_nodes_that_does_not_help_is_named(
+    #[case] changes: &[(&str, &str)],
+    #[case] expected: &str,
+) {
+    let text = text(under_slurm(changes));
+    assert!(text.contains(expected), "{text}");
+}
+
 #[test]
 fn slurm_says_where_to_meet_and_users_may_say_otherwise() {
     let world = |more: &[(&str, &str)]| World::from_vars(SLURM.iter().chain(more).copied());
@@ -191,7 +293,8 @@ fn everything_that_is_wrong_is_said_at_once() {
 #[case(&[("LOCAL_RANK", "4")], "LOCAL_RANK=4 is outside LOCAL_WORLD_SIZE=4")]
 #[case(&[("LOCAL_WORLD_SIZE", "9")], "LOCAL_WORLD_SIZE=9 exceeds WORLD_SIZE=8")]
 #[case(&[("LOCAL_RANK", "8"), ("LOCAL_WORLD_SIZE", "-")], "LOCAL_RANK=8 is outside")]
-#[case(&[("LOCAL_RANK", "-")], "LOCAL_RANK is not set")]
+#[case(&[("LOCAL_RANK", "-"), ("LOCAL_WORLD_SIZE", "0")], "LOCAL_WORLD_SIZE=0")]
+#[case(&[("LOCAL_RANK", "-"), ("MASTER_ADDR", "-")], "MASTER_ADDR is not set")]
 #[case(&[("LOCAL_WORLD_SIZE", "many")], "LOCAL_WORLD_SIZE=many is not a number of ranks")]
 #[case(&[("MASTER_PORT", "0")], "port 0")]
 #[case(&[("COLLECTIVES_STORE_PORT", "x")], "COLLECTIVES_STORE_PORT=x is not a port")]

@@ -10,6 +10,8 @@ pub(super) const TORCHRUN: Launcher = Launcher {
     name: "torchrun",
     marks: &["RANK", "WORLD_SIZE", "LOCAL_RANK"],
     beside: &["MASTER_ADDR", "MASTER_PORT"],
+    rank: "RANK",
+    world_size: "WORLD_SIZE",
     read,
 };
 
@@ -32,7 +34,7 @@ fn read(vars: &mut Vars) -> Option<World> {
     Some(world)
 }
 
-fn meeting(vars: &mut Vars) -> Option<Meeting> {
+pub(super) fn meeting(vars: &mut Vars) -> Option<Meeting> {
     if let Some(file) = Meeting::file(vars) {
         return Some(file);
     }

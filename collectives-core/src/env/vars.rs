@@ -9,7 +9,15 @@ use std::str::FromStr;
 #[derive(Debug)]
 pub(super) struct Vars {
     values: HashMap<OsString, OsString>,
-    faults: Vec<String>,
+    faults: Faults,
+}
+
+/// What was wrong with a launcher's variables.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    texts: Vec<String>,
+    /// How many of them only say that a variable is not set.
+    missing: usize,
 }
 
 impl Vars {
@@ -23,7 +31,7 @@ impl Vars {
             values: vars
                 .map(|(name, value)| (name.into(), value.into()))
                 .collect(),
-            faults: Vec::new(),
+            faults: Faults::default(),
         }
     }
 
@@ -38,6 +46,7 @@ impl Vars {
     {
         if !self.has(name) {
             self.fault(format!("{name} is not set"));
+            self.faults.missing += 1;
         }
         self.optional(name, what)
     }
@@ -64,13 +73,39 @@ impl Vars {
         }
     }
 
-    /// Notes what is wrong.
-    pub(super) fn fault(&mut self, text: String) {
-        self.faults.push(text);
+    /// The value of a variable as it is written, for people.
+    pub(super) fn text(&self, name: &str) -> Option<String> {
+        let value = self.values.get(name.as_ref() as &std::ffi::OsStr)?;
+        Some(value.to_string_lossy().escape_debug().to_string())
     }
 
-    /// Everything that is wrong.
-    pub(super) fn faults(&self) -> Option<String> {
-        (!self.faults.is_empty()).then(|| self.faults.join("; "))
+    /// Notes what is wrong.
+    pub(super) fn fault(&mut self, text: String) {
+        self.faults.texts.push(text);
+    }
+
+    /// Everything that was wrong since this was last asked.
+    pub(super) fn take_faults(&mut self) -> Faults {
+        std::mem::take(&mut self.faults)
+    }
+}
+
+impl Faults {
+    pub(super) fn is_empty(&self) -> bool {
+        self.texts.is_empty()
+    }
+
+    /// Whether variables are missing, and nothing is wrong with those that are there.
+    pub(super) fn are_gaps(&self) -> bool {
+        self.missing == self.texts.len()
+    }
+}
+
+impl Display for Faults {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.is_empty() {
+            true => f.write_str("incomplete"),
+            false => f.write_str(&self.texts.join("; ")),
+        }
     }
 }
