@@ -29,9 +29,52 @@ pub(crate) struct Block {
     backing: Backing,
 }
 
+/// What a block of a heap is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Use {
+    /// Usable bytes.
+    pub(crate) bytes: usize,
+    /// What reports say that the device loses; no less than `bytes` and not nothing.
+    pub(crate) charged: usize,
+    /// A power of two.
+    pub(crate) align: usize,
+    pub(crate) symmetric: bool,
+}
+
+impl Use {
+    /// As ordinary memory of so many bytes.
+    pub(crate) fn ordinary(bytes: usize) -> Option<Self> {
+        Some(Self {
+            bytes,
+            charged: bytes.max(1).checked_next_multiple_of(ALIGNMENT)?,
+            align: ALIGNMENT,
+            symmetric: false,
+        })
+    }
+
+    /// As symmetric memory of `charged` bytes in whole granules, of which the last `overhead` are not
+    /// usable.
+    pub(crate) fn symmetric(charged: usize, granule: usize, overhead: usize) -> Self {
+        Self {
+            bytes: charged - overhead,
+            charged,
+            align: alignment_of(granule),
+            symmetric: true,
+        }
+    }
+}
+
+/// What symmetric memory is aligned to.
+fn alignment_of(granule: usize) -> usize {
+    (1 << granule.trailing_zeros()).clamp(PAGE, LARGEST_ALIGNMENT)
+}
+
 #[derive(Debug)]
 enum Backing {
-    Heap(Layout),
+    Heap {
+        layout: Layout,
+        symmetric: bool,
+    },
     Pages {
         /// The addresses it took.
         span: Span,
@@ -59,16 +102,41 @@ pub(crate) struct SharedPiece {
 impl Block {
     /// Zeroed ordinary memory, or `None` when there is none.
     pub(crate) fn ordinary(bytes: usize) -> Option<Self> {
-        let charged = bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
-        let layout = Layout::from_size_align(charged, ALIGNMENT).ok()?;
+        Self::on_heap(Use::ordinary(bytes)?)
+    }
+
+    /// Zeroed memory of the process's heap, or `None` when there is none.
+    pub(crate) fn on_heap(wanted: Use) -> Option<Self> {
+        let layout = Layout::from_size_align(wanted.charged, wanted.align).ok()?;
         // SAFETY: The layout is not empty.
         let addr = unsafe { alloc_zeroed(layout) };
         (!addr.is_null()).then_some(Self {
             addr: Addr::from_ptr(addr),
-            bytes,
-            charged,
-            backing: Backing::Heap(layout),
+            bytes: wanted.bytes,
+            charged: wanted.charged,
+            backing: Backing::Heap {
+                layout,
+                symmetric: wanted.symmetric,
+            },
         })
+    }
+
+    /// Whether a block of a heap can be used for this, its owners being gone.
+    pub(crate) fn has_room(&self, wanted: Use) -> bool {
+        let fits = |layout: &Layout| layout.size() >= wanted.charged;
+        let aligned = self.addr.value().is_multiple_of(wanted.align);
+        aligned && matches!(&self.backing, Backing::Heap { layout, .. } if fits(layout))
+    }
+
+    /// The block, zeroed, for a use that it [has room](Self::has_room) for; its owners are gone.
+    pub(crate) fn again(mut self, wanted: Use) -> Self {
+        if let Backing::Heap { layout, symmetric } = &mut self.backing {
+            // SAFETY: The layout is the block's, which has no owner.
+            unsafe { fill(self.addr, layout.size(), 0) };
+            *symmetric = wanted.symmetric;
+        }
+        (self.bytes, self.charged) = (wanted.bytes, wanted.charged);
+        self
     }
 
     /// Zeroed symmetric memory: `charged` bytes in whole granules, of which the last `overhead`
@@ -81,7 +149,7 @@ impl Block {
         guard: usize,
         shared: bool,
     ) -> Option<Self> {
-        let align = (1 << granule.trailing_zeros()).clamp(PAGE, LARGEST_ALIGNMENT);
+        let align = alignment_of(granule);
         let before = guard.checked_next_multiple_of(align)?;
         let after = charged.checked_add(guard)?.checked_next_multiple_of(PAGE)?;
         let span = addresses.take(before.checked_add(after)?, align).ok()?;
@@ -147,7 +215,7 @@ impl Block {
                 bytes: self.bytes,
             }],
             Backing::Pages { chunks, .. } => chunks.iter().map(|chunk| chunk.piece()).collect(),
-            Backing::Heap(_) => Vec::new(),
+            Backing::Heap { .. } => Vec::new(),
         }
     }
 
@@ -173,7 +241,7 @@ impl Block {
     /// What the usable bytes are, where other ranges may map it too.
     pub(crate) fn chunks(&self) -> &[Arc<Chunk>] {
         match &self.backing {
-            Backing::Heap(_) => &[],
+            Backing::Heap { .. } => &[],
             Backing::Pages { chunks, .. } => chunks,
         }
     }
@@ -190,7 +258,10 @@ impl Block {
     }
 
     pub(crate) fn is_symmetric(&self) -> bool {
-        matches!(self.backing, Backing::Pages { .. })
+        match self.backing {
+            Backing::Heap { symmetric, .. } => symmetric,
+            Backing::Pages { .. } => true,
+        }
     }
 
     /// Whether the guards are as they were.
@@ -244,7 +315,7 @@ impl Block {
     /// Gives the memory back; nobody may use it any more.
     pub(crate) fn release(self, addresses: &mut Addresses) {
         match self.backing {
-            Backing::Heap(layout) => {
+            Backing::Heap { layout, .. } => {
                 // SAFETY: It was allocated with this layout, and its last owner is gone.
                 unsafe { dealloc(self.addr.as_ptr(), layout) };
             }
@@ -260,7 +331,7 @@ impl Block {
 
     fn guards(&self) -> &[Span] {
         match &self.backing {
-            Backing::Heap(_) => &[],
+            Backing::Heap { .. } => &[],
             Backing::Pages { guards, .. } => guards,
         }
     }

@@ -27,6 +27,7 @@ mod flat;
 #[cfg(test)]
 mod gate;
 mod graph;
+mod heap;
 mod lobby;
 mod meeting;
 mod messages;

@@ -119,6 +119,7 @@ pub struct DeviceModel {
     quarantine: usize,
     stream_mode: StreamMode,
     shared_memory: bool,
+    heap: bool,
     addresses: Option<usize>,
 }
 
@@ -148,6 +149,7 @@ impl DeviceModel {
             quarantine: QUARANTINE,
             stream_mode: StreamMode::Inline,
             shared_memory: false,
+            heap: false,
             addresses: Some(ADDRESSES),
         }
     }
@@ -266,6 +268,15 @@ impl DeviceModel {
         self
     }
 
+    /// Whether symmetric memory comes from the same heap as ordinary memory, where what was freed last
+    /// is handed out again first, to either kind, as `malloc` does. Such memory has no guards, and
+    /// cannot be mapped twice or by other processes.
+    #[must_use]
+    pub const fn with_heap(mut self, heap: bool) -> Self {
+        self.heap = heap;
+        self
+    }
+
     /// The rank that errors of the device name.
     #[must_use]
     pub const fn rank(&self) -> Rank {
@@ -344,6 +355,12 @@ impl DeviceModel {
         self.shared_memory
     }
 
+    /// See [`DeviceModel::with_heap`].
+    #[must_use]
+    pub const fn heap(&self) -> bool {
+        self.heap
+    }
+
     /// See [`DeviceModel::with_addresses`].
     #[must_use]
     pub const fn addresses(&self) -> Option<usize> {
@@ -356,6 +373,8 @@ impl DeviceModel {
             "the backend keeps bytes at the end of every block, which would lie between others"
         } else if !self.granule.is_multiple_of(PAGE) {
             "granules are no whole pages"
+        } else if self.heap {
+            "symmetric memory comes from a heap"
         } else if let Some(addresses) = self.addresses {
             return Ok(addresses);
         } else {
@@ -381,6 +400,11 @@ impl DeviceModel {
                 self.granule
             )));
         }
+        if self.heap && (self.guard > 0 || self.shared_memory) {
+            return Err(Error::config(
+                "memory of a heap has no guards, and other processes cannot map it",
+            ));
+        }
         if self.refusals.iter().any(|&(_, k)| k == 0) {
             return Err(Error::config("calls to refuse are counted from one"));
         }
@@ -397,6 +421,10 @@ mod tests {
         assert!(DeviceModel::new().check().is_ok());
         assert!(DeviceModel::new().with_granule(0).check().is_err());
         assert!(DeviceModel::new().with_granule(100).check().is_err());
+        let heap = DeviceModel::new().with_heap(true);
+        assert!(heap.check().is_ok() && heap.aliasing().is_err());
+        assert!(heap.clone().with_guard(1).check().is_err());
+        assert!(heap.with_shared_memory(true).check().is_err());
         assert!(
             DeviceModel::new()
                 .with_refusal(Call::Register, 0)

@@ -11,9 +11,10 @@ use collectives_core::error::{Error, ErrorKind, Result, Unsupported};
 use collectives_core::memory::Memory;
 use collectives_core::rank::DeviceId;
 
-use crate::block::{Block, SharedPiece};
+use crate::block::{Block, SharedPiece, Use};
 use crate::chunk::Chunk;
 use crate::event::Event;
+use crate::heap::Heap;
 use crate::model::DeviceModel;
 use crate::queue::any_queue;
 use crate::region::Addresses;
@@ -83,6 +84,8 @@ struct Freed {
 
 struct State {
     addresses: Addresses,
+    /// Where all memory comes from, if it is one heap.
+    heap: Option<Heap>,
     next: u64,
     live: HashMap<u64, Block>,
     quarantine: VecDeque<Block>,
@@ -96,14 +99,18 @@ impl Space {
             device,
             model: model.clone(),
             freed: Mutex::new(Vec::new()),
-            state: Mutex::new(State::new(Addresses::new(model.address_order()))),
+            state: Mutex::new(State::new(model)),
         }
     }
 
     /// Ordinary memory of `bytes` bytes.
     pub(crate) fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Memory> {
-        let state = self.collected(bytes, bytes)?;
-        self.own(state, Block::ordinary(bytes), bytes)
+        let mut state = self.collected(bytes, bytes)?;
+        let block = match &mut state.heap {
+            Some(heap) => Use::ordinary(bytes).and_then(|wanted| heap.take(wanted)),
+            None => Block::ordinary(bytes),
+        };
+        self.own(state, block, bytes)
     }
 
     /// Symmetric memory of at least `bytes` bytes, in whole granules.
@@ -115,6 +122,10 @@ impl Space {
             .and_then(|charged| charged.checked_next_multiple_of(granule))
             .ok_or_else(|| self.out_of_memory(bytes))?;
         let mut state = self.collected(charged, bytes)?;
+        if let Some(heap) = &mut state.heap {
+            let block = heap.take(Use::symmetric(charged, granule, overhead));
+            return self.own(state, block, bytes);
+        }
         let guard = self.model.guard();
         let shared = self.model.shared_memory();
         let block = Block::symmetric(
@@ -277,7 +288,7 @@ impl Space {
                     state.report.quarantined_bytes += block.bytes;
                     state.quarantine.push_back(block);
                 }
-                None => block.release(&mut state.addresses),
+                None => state.release(block),
             }
         }
         while state.report.quarantined_bytes > self.model.quarantine()
@@ -304,9 +315,10 @@ impl Freed {
 }
 
 impl State {
-    fn new(addresses: Addresses) -> Self {
+    fn new(model: &DeviceModel) -> Self {
         Self {
-            addresses,
+            addresses: Addresses::new(model.address_order()),
+            heap: model.heap().then(Heap::default),
             next: 0,
             live: HashMap::new(),
             quarantine: VecDeque::new(),
@@ -339,6 +351,18 @@ impl State {
         while let Some(block) = self.quarantine.pop_front() {
             self.leave_quarantine(block, poison);
         }
+        let freed = self.heap.take().map(Heap::into_blocks);
+        for block in freed.into_iter().flatten() {
+            block.release(&mut self.addresses);
+        }
+    }
+
+    /// Gives the memory of a block back, which nobody uses any more.
+    fn release(&mut self, block: Block) {
+        match &mut self.heap {
+            Some(heap) => heap.give_back(block),
+            None => block.release(&mut self.addresses),
+        }
     }
 
     /// Remembers the first violation.
@@ -354,7 +378,7 @@ impl State {
         if let Some(byte) = poison {
             self.note(block.check_poison(byte));
         }
-        block.release(&mut self.addresses);
+        self.release(block);
     }
 }
 
@@ -397,8 +421,7 @@ impl Drop for Space {
         let freed = self.freed.get_mut().unwrap_or_else(PoisonError::into_inner);
         let freed = std::mem::take(freed);
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let addresses = Addresses::new(self.model.address_order());
-        let state = std::mem::replace(state, State::new(addresses));
+        let state = std::mem::replace(state, State::new(&self.model));
         if freed.is_empty() {
             state.end(poison);
             return;

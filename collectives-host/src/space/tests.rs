@@ -55,6 +55,35 @@ fn ordinary_memory_is_aligned_and_usable() {
 }
 
 #[test]
+fn a_heap_hands_out_again_what_was_freed_last_to_either_kind() {
+    let device = device(DeviceModel::new().with_heap(true).with_overhead(512));
+    let symmetric = device.allocate_symmetric(GRANULE).unwrap();
+    assert_eq!(symmetric.bytes(), 2 * GRANULE - 512);
+    assert!(symmetric.addr().value().is_multiple_of(GRANULE));
+    let (older, first) = (device.allocate(300).unwrap(), symmetric.addr());
+    poke(first.offset(symmetric.bytes() - 1), 1);
+    drop(older);
+    drop(symmetric);
+    device.collect();
+    let ordinary = device.allocate(1000).unwrap();
+    assert_eq!((ordinary.addr(), ordinary.bytes()), (first, 1000));
+    assert!(!device.is_symmetric(&ordinary));
+    assert_eq!(device.memory_report().ordinary_bytes, 1024);
+    let other = device.allocate_symmetric(1).unwrap();
+    assert_ne!(other.addr(), first, "one that is in use");
+    drop((ordinary, other));
+    device.collect();
+    let again = device.allocate_symmetric(GRANULE).unwrap();
+    assert_eq!(again.addr(), first, "the only one with room");
+    assert!(device.is_symmetric(&again));
+    assert_eq!(peek(first.offset(again.bytes() - 1)), 0, "it is zeroed");
+    drop(again);
+    device.collect();
+    assert_eq!(device.memory_report().mapped_bytes, 0);
+    assert_eq!(device.memory_report().ordinary_bytes, 0);
+}
+
+#[test]
 fn the_budget_refuses_and_the_next_smaller_request_works() {
     let poor = device(DeviceModel::new().with_budget(2 * GRANULE));
     let rich = device(DeviceModel::new());
