@@ -7,16 +7,16 @@ use std::thread;
 
 use libtest_mimic::{Arguments, Trial};
 
-use crate::case::{Case, Failure};
+use crate::case::{Case, Failure, Outcome};
 use crate::harness::Harness;
 use crate::planted::Planted;
-use crate::report::{Entry, Report};
+use crate::report::{Entry, Proof, Report};
 use crate::runner::missing;
 use crate::suites;
 use crate::world::{Limits, Worlds};
 
-/// Cases that every bug must leave alone, apart from those it touches.
-const CONTROLS: &[(&str, &str)] = &[
+/// Cases that every bug must leave alone, apart from those it touches: suite and id.
+pub const CONTROLS: &[(&str, &str)] = &[
     ("communicator", "D2"),
     ("scratch", "I5"),
     ("failure", "D6"),
@@ -30,7 +30,7 @@ pub struct Row {
     /// The suite.
     pub suite: &'static str,
     /// The case.
-    pub case: &'static Case,
+    pub case: Case,
     /// How it failed with the bug, which it must.
     pub caught: Option<Failure>,
     /// Controls that failed and should not have.
@@ -43,9 +43,23 @@ impl Row {
     pub fn is_proven(&self) -> bool {
         self.case.bug.is_some() && self.caught.is_some() && self.disturbed.is_empty()
     }
+
+    /// The row as the outcome of a test.
+    ///
+    /// # Errors
+    ///
+    /// The row as text, if the case is not proven.
+    pub fn verdict(&self) -> Outcome {
+        match self.is_proven() {
+            true => Ok(()),
+            false => Err(Failure(table(std::slice::from_ref(self)))),
+        }
+    }
 }
 
-fn prove(worlds: &Worlds, suite: &'static str, case: &'static Case) -> Row {
+/// Runs a case under its bug, and then every control that the bug does not touch.
+#[must_use]
+pub fn prove(worlds: &Worlds, suite: &'static str, case: Case) -> Row {
     let mut row = Row {
         suite,
         case,
@@ -55,7 +69,7 @@ fn prove(worlds: &Worlds, suite: &'static str, case: &'static Case) -> Row {
     let Some(bug) = case.bug else {
         return row;
     };
-    row.caught = worlds.run(case, Some(bug)).err();
+    row.caught = worlds.run(&case, Some(bug)).err();
     for (suite, control) in suites::cases() {
         let is_control = CONTROLS.contains(&(suite, control.id));
         if is_control
@@ -130,8 +144,11 @@ pub fn main(harness: Arc<dyn Harness>) -> ExitCode {
     );
     let mut report = Report::new(harness.name());
     for row in &rows {
-        let mut entry = Entry::new(row.suite, row.case);
-        entry.caught = Some(row.caught.is_some());
+        let mut entry = Entry::new(row.suite, &row.case);
+        entry.proof = Some(Proof {
+            caught: row.caught.as_ref().map(|failure| failure.0.clone()),
+            disturbed: row.disturbed.clone(),
+        });
         report.note(entry);
     }
     if let Err(error) = report.write_where_asked() {
@@ -155,12 +172,11 @@ fn trial(
     let lacks = missing(&**worlds.harness(), case);
     let (worlds, rows) = (Arc::clone(worlds), Arc::clone(rows));
     let prove = move || {
-        let row = prove(&worlds, suite, case);
-        let proven = row.is_proven();
-        let text = table(std::slice::from_ref(&row));
+        let row = prove(&worlds, suite, *case);
+        let verdict = row.verdict();
         let mut rows = rows.lock().unwrap_or_else(PoisonError::into_inner);
         rows.push((index, row));
-        if proven { Ok(()) } else { Err(text.into()) }
+        verdict.map_err(|Failure(text)| text.into())
     };
     match lacks {
         None => Trial::test(name, prove),

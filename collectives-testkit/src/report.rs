@@ -40,6 +40,34 @@ impl Verdict {
     }
 }
 
+/// What came of one case under its planted bug.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Proof {
+    /// How the case failed, which it must.
+    pub caught: Option<String>,
+    /// Unrelated cases that failed too, and how.
+    pub disturbed: Vec<String>,
+}
+
+impl Proof {
+    /// Whether the bug was caught, and disturbed no case that it does not touch.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.caught.is_some() && self.disturbed.is_empty()
+    }
+
+    fn words(&self) -> String {
+        let Some(how) = &self.caught else {
+            return "**no**".to_owned();
+        };
+        let how = format!("yes: {}", cell(how.lines().next().unwrap_or_default()));
+        match self.disturbed.first() {
+            None => how,
+            Some(first) => format!("{how}; **unrelated cases fail**: {}", cell(first)),
+        }
+    }
+}
+
 /// One line of a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
@@ -51,8 +79,8 @@ pub struct Entry {
     pub title: String,
     /// The planted bug it must catch.
     pub bug: Option<String>,
-    /// Whether it did, where the matrix was run.
-    pub caught: Option<bool>,
+    /// What came of it with the bug, where the matrix was run.
+    pub proof: Option<Proof>,
     /// What came of it without the bug.
     pub outcome: Verdict,
 }
@@ -66,7 +94,7 @@ impl Entry {
             id: case.id.to_owned(),
             title: case.title.to_owned(),
             bug: case.bug.map(|bug| bug.name().to_owned()),
-            caught: None,
+            proof: None,
             outcome: Verdict::NotRun,
         }
     }
@@ -109,11 +137,11 @@ impl Report {
             self.entries.insert(key, entry);
             return;
         };
-        let caught = entry.caught.or(known.caught);
+        let proof = entry.proof.clone().or(known.proof.take());
         if !entry.outcome.is_weaker_than(&known.outcome) {
             *known = entry;
         }
-        known.caught = caught;
+        known.proof = proof;
     }
 
     /// Writes to the folder that `COLLECTIVES_REPORT` names, if it does.
@@ -173,10 +201,10 @@ impl Report {
         let mut ids: Vec<_> = self.entries.values().map(|entry| &entry.id).collect();
         ids.sort();
         ids.dedup();
-        let caught = self
+        let proven = self
             .entries
             .values()
-            .filter(|entry| entry.caught == Some(true));
+            .filter(|entry| entry.proof.as_ref().is_some_and(Proof::holds));
         let mut text = format!(
             "# Conformance of `{}`\n\n{} ids, {} cases: {} passed, {} failed, {} skipped, {} not \
              run. {} planted bugs caught.\n\n| id | case | planted bug | caught | outcome \
@@ -188,31 +216,34 @@ impl Report {
             count(|verdict| matches!(verdict, Verdict::Failed(_))),
             count(|verdict| matches!(verdict, Verdict::Skipped(_))),
             count(|verdict| matches!(verdict, Verdict::NotRun)),
-            caught.count(),
+            proven.count(),
         );
         for entry in self.entries.values() {
-            let caught = match entry.caught {
-                Some(true) => "yes",
-                Some(false) => "**no**",
-                None => "",
-            };
+            let caught = entry.proof.as_ref().map_or_else(String::new, Proof::words);
             let outcome = match &entry.outcome {
                 Verdict::Passed => "passed".to_owned(),
                 Verdict::Failed(why) => {
-                    format!("**failed**: {}", why.replace(['\n', '|'], " "))
+                    format!("**failed**: {}", cell(why))
                 }
-                Verdict::Skipped(why) => format!("skipped: {why}"),
+                Verdict::Skipped(why) => format!("skipped: {}", cell(why)),
                 Verdict::NotRun => "not run".to_owned(),
             };
             let bug = entry.bug.as_deref().unwrap_or("");
             let _written = writeln!(
                 text,
                 "| {} | {}: {} | {bug} | {caught} | {outcome} |",
-                entry.id, entry.suite, entry.title
+                entry.id,
+                entry.suite,
+                cell(&entry.title)
             );
         }
         text
     }
+}
+
+/// A text in one cell of a table.
+fn cell(text: &str) -> String {
+    text.replace(['\n', '|'], " ")
 }
 
 /// Writes a file whole or not at all.

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use collectives_core::addr::{Addr, Operand, WindowId};
@@ -11,7 +11,7 @@ use collectives_core::agreement::Record;
 use collectives_core::collective::{Collective, OpKind};
 use collectives_core::communicator::{Communicator, Deferred};
 use collectives_core::device::Device;
-use collectives_core::error::Result;
+use collectives_core::error::{Error, ErrorKind, Result};
 use collectives_core::layered::{Layer, symmetric_of};
 use collectives_core::memory::Memory;
 use collectives_core::rank::{CaptureId, CommId};
@@ -44,13 +44,25 @@ pub enum WindowEvent {
     Retired(WindowId),
 }
 
-/// Addresses of symmetric memory.
-#[derive(Clone, Copy, Debug)]
+/// Memory that this rank was given.
+#[derive(Clone, Debug)]
 struct Mapped {
     start: usize,
     bytes: usize,
-    /// Generations of an arena are one memory, and begin with the same byte.
-    memory: u64,
+    /// Which symmetric memory it is; generations of an arena are one, and begin with the same byte.
+    symmetric: Option<u64>,
+    /// Goes when the bytes do, after their last owner and their window.
+    alive: Weak<()>,
+}
+
+impl Mapped {
+    fn is_gone(&self) -> bool {
+        self.alive.strong_count() == 0
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        self.start < other.start + other.bytes && other.start < self.start + self.bytes
+    }
 }
 
 #[derive(Debug, Default)]
@@ -58,11 +70,43 @@ struct State {
     seen: Vec<Seen>,
     windows: Vec<WindowEvent>,
     calls: BTreeMap<&'static str, u64>,
-    /// All symmetric memory there was, oldest first.
-    symmetric: Vec<Mapped>,
-    /// The memory of every window.
+    /// What memory there is; that which is gone stays until there is new memory.
+    mapped: Vec<Mapped>,
+    /// How many symmetric memories there have been.
+    symmetric: u64,
+    /// The symmetric memory of every window.
     memories: HashMap<(CommId, WindowId), u64>,
     clocks: Clocks,
+    /// What streams that capture have used.
+    captured: HashMap<CaptureId, Vec<Mapped>>,
+    /// Uses of memory that was gone.
+    stale: Vec<String>,
+}
+
+impl State {
+    /// Follows memory for as long as there are its bytes.
+    fn follow(&mut self, memory: &Memory, symmetric: Option<u64>) {
+        let bytes = Arc::new(());
+        let new = Mapped {
+            start: memory.addr().value(),
+            bytes: memory.bytes(),
+            symmetric,
+            alive: Arc::downgrade(&bytes),
+        };
+        memory.keeps(bytes);
+        // What was where the new memory is has gone, even if it is only about to say so.
+        self.mapped
+            .retain(|known| !known.is_gone() && !known.overlaps(&new));
+        self.mapped.push(new);
+    }
+
+    /// The memory that an address is in.
+    fn at(&self, start: usize) -> Option<&Mapped> {
+        let inside = |mapped: &&Mapped| {
+            start >= mapped.start && start < mapped.start + mapped.bytes && !mapped.is_gone()
+        };
+        self.mapped.iter().find(inside)
+    }
 }
 
 /// The recording of one rank in one case; shared by the layer and the device that write it.
@@ -134,22 +178,29 @@ impl Witness {
         self.lock().clocks.conflicts().to_vec()
     }
 
+    /// Uses of memory that was gone: launches of graphs, which were refused.
+    pub fn stale(&self) -> Vec<String> {
+        self.lock().stale.clone()
+    }
+
     fn uses(&self, stream: &StreamRef, capture: Option<CaptureId>, sides: &[(Addr, usize, bool)]) {
         let mut state = self.lock();
         for &(addr, bytes, writes) in sides {
             let start = addr.value();
-            let inside = |mapped: &&Mapped| {
-                bytes > 0 && start >= mapped.start && start < mapped.start + mapped.bytes
+            let Some(mapped) = state.at(start).filter(|_| bytes > 0).cloned() else {
+                continue;
             };
-            // Addresses are used again, and the latest use counts.
-            if let Some(mapped) = state.symmetric.iter().rev().find(inside) {
+            if let Some(memory) = mapped.symmetric {
                 let what = Use {
-                    memory: mapped.memory,
+                    memory,
                     start: start - mapped.start,
                     bytes,
                     writes,
                 };
                 state.clocks.used(stream.id(), capture, what);
+            }
+            if let Some(capture) = capture {
+                state.captured.entry(capture).or_default().push(mapped);
             }
         }
     }
@@ -208,14 +259,10 @@ impl Layer for WitnessLayer {
         let memory = symmetric_of(inner)?.allocate(bytes, extend)?;
         let comm = inner.info().id;
         let mut state = self.0.lock();
-        let extended = extend.and_then(|window| state.memories.get(&(comm, window)));
-        let fresh = state.symmetric.len() as u64;
-        let mapped = Mapped {
-            start: memory.addr().value(),
-            bytes: memory.bytes(),
-            memory: extended.copied().unwrap_or(fresh),
-        };
-        state.symmetric.push(mapped);
+        let extended = extend.and_then(|window| state.memories.get(&(comm, window)).copied());
+        state.symmetric += 1;
+        let number = extended.unwrap_or(state.symmetric);
+        state.follow(&memory, Some(number));
         Ok(memory)
     }
 
@@ -227,10 +274,9 @@ impl Layer for WitnessLayer {
         let comm = inner.info().id;
         let mut state = self.0.lock();
         state.windows.push(event);
-        let start = memory.addr().value();
-        let same = |mapped: &&Mapped| mapped.start == start;
-        if let Some(mapped) = state.symmetric.iter().rev().find(same).copied() {
-            state.memories.insert((comm, window), mapped.memory);
+        let mapped = state.at(memory.addr().value());
+        if let Some(number) = mapped.and_then(|mapped| mapped.symmetric) {
+            state.memories.insert((comm, window), number);
         }
         Ok(window)
     }
@@ -277,7 +323,9 @@ impl Interpose for Arc<Witness> {
 
     fn allocate(&self, inner: &dyn Device, bytes: usize) -> Result<Memory> {
         self.count("allocate");
-        inner.allocate(bytes)
+        let memory = inner.allocate(bytes)?;
+        self.lock().follow(&memory, None);
+        Ok(memory)
     }
 
     fn retain(&self, inner: &dyn Device, stream: &StreamRef, memory: Memory) -> Result<()> {
@@ -362,16 +410,22 @@ impl Interpose for Arc<Witness> {
             any.downcast_ref::<Replays>()
         });
         if let (Some(capture), Some(child)) = (capture, child) {
-            self.lock().clocks.embeds(capture, &child.steps);
+            let mut state = self.lock();
+            state.clocks.embeds(capture, &child.steps);
+            let uses = state.captured.entry(capture).or_default();
+            uses.extend_from_slice(&child.uses);
         }
         Launch::Go
     }
 
     fn captured(&self, capture: Option<CaptureId>) -> Option<Arc<dyn GraphHooks>> {
-        let steps = self.lock().clocks.take_capture(capture?);
+        let mut state = self.lock();
+        let steps = state.clocks.take_capture(capture?);
+        let uses = state.captured.remove(&capture?).unwrap_or_default();
         Some(Arc::new(Replays {
             witness: Self::clone(self),
             steps,
+            uses,
         }))
     }
 }
@@ -380,14 +434,25 @@ impl Interpose for Arc<Witness> {
 struct Replays {
     witness: Arc<Witness>,
     steps: Vec<Step>,
+    uses: Vec<Mapped>,
 }
 
 impl GraphHooks for Replays {
-    fn launching(&self, stream: &StreamRef) -> Launch {
+    /// Refuses what would use memory that is gone, which may be anybody's by now.
+    fn launching(&self, stream: &StreamRef) -> Result<Launch> {
         self.witness.progress.note("launch");
         self.witness.count("launch");
-        self.witness.lock().clocks.replays(stream.id(), &self.steps);
-        Launch::Go
+        let mut state = self.witness.lock();
+        if let Some(gone) = self.uses.iter().find(|used| used.is_gone()) {
+            let text = format!(
+                "a graph is launched that uses {:#x}, in {} bytes whose last owner is gone",
+                gone.start, gone.bytes
+            );
+            state.stale.push(text.clone());
+            return Err(Error::new(ErrorKind::System(text)));
+        }
+        state.clocks.replays(stream.id(), &self.steps);
+        Ok(Launch::Go)
     }
 
     fn for_executable(self: Arc<Self>) -> Option<Arc<dyn GraphHooks>> {

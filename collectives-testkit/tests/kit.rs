@@ -4,6 +4,9 @@
 
 #[expect(unreachable_pub, reason = "shared by test targets")]
 mod host;
+#[path = "host/plain.rs"]
+#[expect(unreachable_pub, reason = "as above")]
+mod plain;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +18,15 @@ use collectives_testkit::capability::{Capability, Support};
 use collectives_testkit::case::{Case, Failure, Outcome};
 use collectives_testkit::decorators::{Undrained, WithoutSymmetric};
 use collectives_testkit::harness::{Harness, Joined, Setup};
+use collectives_testkit::matrix;
 use collectives_testkit::planted::Planted;
-use collectives_testkit::report::{Entry, Report, Verdict};
+use collectives_testkit::report::{Entry, Proof, Report, Verdict};
 use collectives_testkit::rig::Rig;
 use collectives_testkit::runner::{Required, missing};
 use collectives_testkit::suites;
 use collectives_testkit::world::{Limits, Worlds};
+
+use plain::Plain;
 
 /// For cases that end, on however slow a machine.
 const PATIENT: Limits = Limits {
@@ -173,6 +179,16 @@ fn a_backend_that_does_not_drain_and_says_so_passes() {
     }
 }
 
+#[test]
+fn addresses_that_are_used_again_accuse_nobody() {
+    let worlds = Worlds::new(Arc::new(Plain::Reused), PATIENT);
+    let streams = suites::cases().filter(|(suite, _)| *suite == "streams");
+    for (suite, case) in streams.filter(|(_, case)| missing(&Plain::Reused, case).is_none()) {
+        let outcome = worlds.run(case, None);
+        outcome.unwrap_or_else(|Failure(text)| panic!("{}: {text}", case.name(suite)));
+    }
+}
+
 /// Never starts.
 struct Broken;
 
@@ -263,8 +279,15 @@ fn reports_of_several_processes_add_up() {
     // Being listed again is no outcome.
     report.note(Entry::new("suite", &case));
     let mut proven = Entry::new("suite", &case);
-    proven.caught = Some(true);
-    report.note(proven);
+    proven.proof = Some(Proof {
+        caught: Some("rank 0: a | b\nrank 1: c".to_owned()),
+        disturbed: Vec::new(),
+    });
+    report.note(proven.clone());
+    // Neither is being run once more no proof.
+    let mut again = Entry::new("suite", &case);
+    again.outcome = Verdict::Passed;
+    report.note(again);
     report.write(&folder).unwrap();
     report.write(&folder).unwrap();
     let json = std::fs::read_to_string(folder.join("host.json")).unwrap();
@@ -272,12 +295,140 @@ fn reports_of_several_processes_add_up() {
     assert_eq!(read["backend"], "host");
     let text = std::fs::read_to_string(folder.join("host.md")).unwrap();
     assert!(
-        text.contains("1 ids, 1 cases: 1 passed, 0 failed"),
+        text.contains(
+            "1 ids, 1 cases: 1 passed, 0 failed, 0 skipped, 0 not run. 1 planted bugs caught."
+        ),
         "{text}"
     );
-    assert!(text.contains("| NeverHits | yes | passed |"), "{text}");
+    let line = "| I1 | suite: a   sentence | NeverHits | yes: rank 0: a   b | passed |";
+    assert!(text.contains(line), "{text}");
     std::fs::remove_dir_all(&folder).unwrap();
 }
+
+#[test]
+fn a_report_tells_a_case_that_is_not_proven() {
+    let case = Case::new("I1", "a sentence", good).catches(Planted::NeverHits);
+    let line = |caught: Option<&str>, disturbed: &[&str]| {
+        let mut entry = Entry::new("suite", &case);
+        entry.proof = Some(Proof {
+            caught: caught.map(str::to_owned),
+            disturbed: disturbed.iter().map(ToString::to_string).collect(),
+        });
+        let mut report = Report::new("host");
+        report.note(entry);
+        report.markdown()
+    };
+    let survived = line(None, &[]);
+    assert!(survived.contains("| **no** | not run |"), "{survived}");
+    let disturbed = line(Some("so"), &["another case", "and more"]);
+    let wanted = "| yes: so; **unrelated cases fail**: another case |";
+    assert!(disturbed.contains(wanted), "{disturbed}");
+    for text in [survived, disturbed] {
+        assert!(text.contains("1 not run. 0 planted bugs caught."), "{text}");
+    }
+    assert!(line(Some("so"), &[]).contains("1 planted bugs caught"));
+}
+
+fn wrong(_rig: &mut Rig<'_>) -> Outcome {
+    Err(Failure("it is wrong".to_owned()))
+}
+
+#[test]
+fn a_case_is_proven_by_its_bug_and_by_what_the_bug_leaves_alone() {
+    let worlds = worlds();
+    // A bug that a control sees, which is told of it.
+    let caught = Case::new("X", "fails", wrong).catches(Planted::LastElementLost);
+    let row = matrix::prove(&worlds, "suite", caught);
+    assert_eq!(row.disturbed, [""; 0]);
+    assert!(row.caught.is_some() && row.is_proven());
+    row.verdict().unwrap();
+    let text = matrix::table(&[row]);
+    assert!(
+        text.contains("LastElementLost") && text.contains("caught"),
+        "{text}"
+    );
+    assert!(text.contains("unrelated pass"), "{text}");
+
+    let survivor = Case::new("X", "passes", good).catches(Planted::HitsUncounted);
+    let row = matrix::prove(&worlds, "suite", survivor);
+    assert!(row.caught.is_none() && !row.is_proven());
+    let Failure(text) = row.verdict().unwrap_err();
+    assert!(text.contains("SURVIVED"), "{text}");
+
+    let row = matrix::prove(&worlds, "suite", Case::new("X", "has none", wrong));
+    let Failure(text) = row.verdict().unwrap_err();
+    assert!(text.contains("NO BUG"), "{text}");
+}
+
+#[test]
+fn a_bug_that_disturbs_what_it_does_not_touch_proves_nothing() {
+    // Every case that needs symmetric memory fails here, whatever the bug.
+    let worlds = Worlds::new(Arc::new(Boasting), PATIENT);
+    let case = Case::new("X", "fails", wrong).catches(Planted::NeverHits);
+    let row = matrix::prove(&worlds, "suite", case);
+    assert!(row.caught.is_some() && !row.is_proven());
+    let names = |name: &str| row.disturbed.iter().any(|text| text.contains(name));
+    assert!(names("scratch::I5::"), "{:?}", row.disturbed);
+    assert!(!names("communicator::D2::"), "{:?}", row.disturbed);
+    let Failure(text) = row.verdict().unwrap_err();
+    assert!(text.contains("UNRELATED FAIL"), "{text}");
+    // Unless it touches that, or is about that.
+    let case = Case::new("X", "fails", wrong).catches(Planted::LocalSizes);
+    let row = matrix::prove(&worlds, "suite", case);
+    assert!(!row.disturbed.iter().any(|text| text.contains("I5")));
+    let case = Case::new("I5", "fails", wrong).catches(Planted::NeverHits);
+    let row = matrix::prove(&worlds, "suite", case);
+    assert!(!row.disturbed.iter().any(|text| text.contains("I5")));
+}
+
+#[test]
+fn every_control_is_a_case_and_bugs_touch_nothing_else() {
+    for control in matrix::CONTROLS {
+        let known = suites::cases().any(|(suite, case)| (suite, case.id) == *control);
+        assert!(known, "{control:?} is no case");
+    }
+    for bug in Planted::ALL {
+        for id in bug.touches() {
+            let known = matrix::CONTROLS.iter().any(|(_, control)| control == id);
+            assert!(known, "{} touches {id}, which is no control", bug.name());
+        }
+    }
+}
+
+#[test]
+fn bugs_that_free_too_early_end_in_words_where_freed_memory_goes_at_once() {
+    let harnesses = [Plain::Reused, Plain::Unmapped];
+    for harness in harnesses {
+        let worlds = Worlds::new(Arc::new(harness), Limits::SHORT);
+        let early = suites::cases().filter(|(_, case)| {
+            let frees_early = case.bug.is_some_and(|bug| FREES_EARLY.contains(&bug));
+            frees_early && missing(&harness, case).is_none()
+        });
+        for (suite, case) in early {
+            let name = case.name(suite);
+            let Err(Failure(text)) = worlds.run(case, case.bug) else {
+                panic!("{name}: its bug survived on {}", harness.name());
+            };
+            assert!(!text.contains("panicked"), "{name}: {text}");
+        }
+    }
+}
+
+/// Bugs by which memory goes that a graph, a peer or work in flight still uses.
+const FREES_EARLY: [Planted; 12] = [
+    Planted::ReplaceWithoutClaims,
+    Planted::RetainForgotten,
+    Planted::ExecutableOwnsNothing,
+    Planted::CopyOwnsNothing,
+    Planted::UpdateKeepsOldOwners,
+    Planted::ChildOwnsNothing,
+    Planted::CaptureHidden,
+    Planted::GrowsInCapture,
+    Planted::LeasesEndAtOnce,
+    Planted::WaitsDropped,
+    Planted::CapturedWaitsDropped,
+    Planted::BarriersLeftOut,
+];
 
 #[test]
 fn what_is_required_must_be_a_capability() {

@@ -5,6 +5,7 @@ mod few_addresses;
 mod null_windows;
 mod perturbed;
 mod skewed;
+mod sorted;
 mod undrained;
 mod without_symmetric;
 
@@ -13,5 +14,6 @@ pub use few_addresses::FewAddresses;
 pub use null_windows::NullWindows;
 pub use perturbed::Perturbed;
 pub use skewed::Skewed;
+pub use sorted::Sorted;
 pub use undrained::Undrained;
 pub use without_symmetric::WithoutSymmetric;

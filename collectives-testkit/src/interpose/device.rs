@@ -117,8 +117,8 @@ impl<I: Interpose> Interposed<I> {
 }
 
 // SAFETY: Everything is forwarded, so the promises are the inner device's, apart from hooks that
-// plant a bug: those are used on devices whose freed memory stays mapped, which is what makes a
-// broken promise a wrong result and not a fault.
+// plant a bug: while one is planted, freed symmetric memory stays mapped and no graph that uses freed
+// memory is launched, so that a broken promise is a wrong result and not a fault.
 unsafe impl<I: Interpose> Device for Interposed<I> {
     fn id(&self) -> DeviceId {
         self.inner.id()

@@ -22,9 +22,13 @@ pub enum Launch {
 /// What may be done around the use of one graph. Every hook does nothing by default.
 pub trait GraphHooks: Any + Debug + Send + Sync {
     /// An executable is about to be launched.
-    fn launching(&self, stream: &StreamRef) -> Launch {
+    ///
+    /// # Errors
+    ///
+    /// What the launch fails with, without being made.
+    fn launching(&self, stream: &StreamRef) -> Result<Launch> {
         let _ = stream;
-        Launch::Go
+        Ok(Launch::Go)
     }
 
     /// An executable was launched; the hook may replace the outcome.
@@ -132,7 +136,7 @@ impl GraphExecutable for Executable {
             // SAFETY: By the caller.
             return unsafe { self.inner.launch(stream) };
         };
-        if hooks.launching(stream) == Launch::Skip {
+        if hooks.launching(stream)? == Launch::Skip {
             return Ok(());
         }
         // SAFETY: By the caller.

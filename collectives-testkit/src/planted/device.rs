@@ -60,6 +60,8 @@ pub(crate) struct BuggedDevice {
 
 impl BuggedDevice {
     pub(crate) fn new(bug: Planted) -> Self {
+        // What the case before copied from is gone.
+        LAST_COPY.set(None);
         Self {
             bug,
             retained: Mutex::default(),
@@ -224,7 +226,7 @@ struct BuggedGraph {
 }
 
 impl GraphHooks for BuggedGraph {
-    fn launching(&self, _stream: &StreamRef) -> Launch {
+    fn launching(&self, _stream: &StreamRef) -> Result<Launch> {
         let count = self.launches.fetch_add(1, Ordering::Relaxed);
         let skips = match self.bug {
             Planted::LaunchDoesNothing => true,
@@ -235,7 +237,7 @@ impl GraphHooks for BuggedGraph {
         if self.bug == Planted::LaunchesLeak {
             std::mem::forget(self.owned.clone());
         }
-        if skips { Launch::Skip } else { Launch::Go }
+        Ok(if skips { Launch::Skip } else { Launch::Go })
     }
 
     fn launched(&self, outcome: Result<()>) -> Result<()> {

@@ -8,6 +8,7 @@ pub(crate) mod communicator;
 pub(crate) mod device;
 mod fold;
 pub(crate) mod policy;
+pub(crate) mod quarantine;
 mod rough;
 
 macro_rules! planted {

@@ -21,6 +21,7 @@ use crate::interpose::{Interposed, OnDevice};
 use crate::planted::Planted;
 use crate::planted::communicator::Bugged;
 use crate::planted::device::BuggedDevice;
+use crate::planted::quarantine::{Quarantine, Quarantined};
 use crate::watchdog::Progress;
 use crate::witness::{Witness, WitnessLayer};
 
@@ -47,6 +48,7 @@ pub struct Rig<'w> {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) stream: Stream,
     pub(crate) bug: Option<Planted>,
+    pub(crate) quarantine: Option<Arc<Quarantine>>,
     pub(crate) rounds: &'w mut u64,
 }
 
@@ -89,6 +91,7 @@ impl<'w> Rig<'w> {
             device,
             stream,
             bug,
+            quarantine: bug.map(|_| Arc::default()),
             rounds,
         })
     }
@@ -141,6 +144,17 @@ impl<'w> Rig<'w> {
         self.probe
     }
 
+    /// Bytes that the device has lost to symmetric memory, without those that only the kit keeps
+    /// because a bug is planted; as [`Probe::mapped_bytes`].
+    #[must_use]
+    pub fn mapped_bytes(&self) -> Option<usize> {
+        let kept = self
+            .quarantine
+            .as_ref()
+            .map_or(0, |kept| kept.mapped_bytes());
+        Some(self.probe.mapped_bytes()? - kept)
+    }
+
     /// Whether this bug is planted.
     #[must_use]
     pub fn has(&self, bug: Planted) -> bool {
@@ -180,6 +194,10 @@ impl<'w> Rig<'w> {
     /// A communicator of the backend as cases see it.
     pub(crate) fn around(&self, comm: Box<dyn Communicator>) -> Box<dyn Communicator> {
         self.progress.watch(comm.abort_handle());
+        let comm: Box<dyn Communicator> = match &self.quarantine {
+            Some(quarantine) => Box::new(Layered::new(Quarantined::new(quarantine), comm)),
+            None => comm,
+        };
         let layer = WitnessLayer(Arc::clone(&self.witness));
         Box::new(OnDevice {
             inner: ManuallyDrop::new(Box::new(Layered::new(layer, comm))),

@@ -109,7 +109,7 @@ fn bound(rig: &mut Rig<'_>) -> Outcome {
 
 fn lost_once(rig: &mut Rig<'_>) -> Outcome {
     let granule = rig.granule();
-    let lost = |rig: &Rig<'_>| rig.probe().mapped_bytes();
+    let lost = |rig: &Rig<'_>| rig.mapped_bytes();
     let before = lost(rig);
     let config = arena(1.0);
     let comm = rig.communicator()?;

@@ -113,7 +113,7 @@ fn expect_lost(
     rig.settle();
     let info = handle.communicator().info();
     let expected: usize = requests.iter().map(|&bytes| info.mapped(bytes)).sum();
-    if let Some((now, before)) = rig.probe().mapped_bytes().zip(before) {
+    if let Some((now, before)) = rig.mapped_bytes().zip(before) {
         ensure_eq!(now - before, expected, "bytes lost");
     }
     Ok(())
@@ -122,7 +122,7 @@ fn expect_lost(
 fn graphs_apart(rig: &mut Rig<'_>, policy: &str) -> Outcome {
     let granule = rig.granule();
     let other = rig.device().create_stream()?;
-    let before = rig.probe().mapped_bytes();
+    let before = rig.mapped_bytes();
     let mut handle = handle(rig, policy, DomainMode::Graph)?;
     let mut graphs = Vec::new();
     let mut slots = Vec::new();
@@ -175,7 +175,7 @@ fn graphs_apart(rig: &mut Rig<'_>, policy: &str) -> Outcome {
 fn streams_apart(rig: &mut Rig<'_>, policy: &str) -> Outcome {
     let granule = rig.granule();
     let other = rig.device().create_stream()?;
-    let before = rig.probe().mapped_bytes();
+    let before = rig.mapped_bytes();
     let mut handle = handle(rig, policy, DomainMode::Stream)?;
     let first = eager(rig, &mut handle, granule, 1, rig.stream())?;
     let second = eager(rig, &mut handle, granule, 2, &other)?;

@@ -249,7 +249,7 @@ fn any_drop_order(rig: &mut Rig<'_>) -> Outcome {
     for order in 0..6 {
         rig.settle();
         rig.meet()?;
-        let before = rig.probe().mapped_bytes();
+        let before = rig.mapped_bytes();
         let mut comm = rig.communicator()?;
         let mut scratch = rig.pool("geometric", rig.options())?;
         let lease = rig.lease(&mut *comm, &mut *scratch, 1000)?;
@@ -293,11 +293,7 @@ fn any_drop_order(rig: &mut Rig<'_>) -> Outcome {
         rig.settle();
         rig.meet()?;
         rig.settle();
-        ensure_eq!(
-            rig.probe().mapped_bytes(),
-            before,
-            "mapped bytes, order {order}"
-        );
+        ensure_eq!(rig.mapped_bytes(), before, "mapped bytes, order {order}");
     }
     Ok(())
 }

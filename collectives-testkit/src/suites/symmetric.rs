@@ -355,14 +355,14 @@ fn abort_with_windows(rig: &mut Rig<'_>) -> Outcome {
 
 fn nothing_left(rig: &mut Rig<'_>) -> Outcome {
     rig.settle();
-    let before = rig.probe().mapped_bytes();
+    let before = rig.mapped_bytes();
     let mut handle = rig.collectives("geometric")?;
     for index in 1..6 {
         rig.eager(&mut handle, index * rig.granule(), rig.stream())?;
         let buffer = handle.symmetric_buffer::<u8>(index)?;
         drop(buffer);
     }
-    ensure!(rig.probe().mapped_bytes() > before, "nothing was mapped");
+    ensure!(rig.mapped_bytes() > before, "nothing was mapped");
     let deferred = handle.close()?;
     ensure_eq!(
         (deferred.windows, deferred.mapped_bytes),
@@ -370,7 +370,7 @@ fn nothing_left(rig: &mut Rig<'_>) -> Outcome {
         "what is left to graphs that there are not"
     );
     rig.settle();
-    ensure_eq!(rig.probe().mapped_bytes(), before, "mapped bytes");
+    ensure_eq!(rig.mapped_bytes(), before, "mapped bytes");
     Ok(())
 }
 

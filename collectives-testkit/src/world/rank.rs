@@ -129,7 +129,15 @@ impl RankThread {
             (job.run)(&mut rig)?;
             // Nobody may be in the case any more when its remains are looked at.
             rig.meet()?;
+            if let Some(first) = rig.witness().stale().into_iter().next() {
+                return Err(Failure(first));
+            }
+            let quarantine = rig.quarantine.take();
             drop(rig);
+            joined.probe.settle();
+            if let Some(quarantine) = quarantine {
+                quarantine.release(&**joined.comm.device());
+            }
             check_remains(joined, mapped)
         }));
         let outcome = match outcome {
@@ -148,9 +156,7 @@ impl RankThread {
 }
 
 fn check_remains(joined: &Joined, before: Option<usize>) -> Outcome {
-    let device = joined.comm.device();
-    joined.probe.settle();
-    device.collect();
+    joined.comm.device().collect();
     let after = joined.probe.mapped_bytes();
     if after != before {
         return Err(Failure(format!(

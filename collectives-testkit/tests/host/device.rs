@@ -16,7 +16,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 /// Small, so that cases that count in granules are quick.
-const GRANULE: usize = 64 << 10;
+pub const GRANULE: usize = 64 << 10;
 
 /// As hostile as the terrain says.
 pub fn model(rank: Rank, terrain: Terrain) -> DeviceModel {

@@ -12,7 +12,7 @@ use collectives_core::scratch::Lease;
 
 use crate::capability::Capability::{Graphs, Symmetric};
 use crate::case::{Case, Outcome};
-use crate::decorators::{Perturbed, Skewed};
+use crate::decorators::{Perturbed, Skewed, Sorted};
 use crate::planted::Planted;
 use crate::rig::Rig;
 use crate::values::Dice;
@@ -124,7 +124,8 @@ fn other_history(rig: &mut Rig<'_>) -> Outcome {
 }
 
 fn nth_lease(rig: &mut Rig<'_>) -> Outcome {
-    let mut comm = rig.communicator()?;
+    let addresses = Sorted::new(rig.rank() % 2 == 1);
+    let mut comm = rig.communicator_under(addresses)?;
     let mut scratch = rig.pool("geometric", rig.options())?;
     let mut dice = Dice::new(23);
     let mut order = Vec::new();

@@ -213,16 +213,16 @@ fn queued_release(rig: &mut Rig<'_>) -> Outcome {
 }
 
 fn freed_at_a_collective_point(rig: &mut Rig<'_>) -> Outcome {
-    let before = rig.probe().mapped_bytes();
+    let before = rig.mapped_bytes();
     let mut handle = rig.collectives("replace")?;
     let graph = rig.replay_of(&mut handle, rig.granule())?;
-    let with_graph = rig.probe().mapped_bytes();
+    let with_graph = rig.mapped_bytes();
     drop(graph);
     // By now the destructor has run, on whichever thread runs destructors.
     rig.settle();
     rig.meet()?;
     ensure_eq!(
-        rig.probe().mapped_bytes(),
+        rig.mapped_bytes(),
         with_graph,
         "bytes of the device after the destructor"
     );
@@ -231,7 +231,7 @@ fn freed_at_a_collective_point(rig: &mut Rig<'_>) -> Outcome {
     ensure_eq!(trimmed.held_bytes, 0, "bytes held after the destructor");
     rig.settle();
     ensure_eq!(
-        rig.probe().mapped_bytes(),
+        rig.mapped_bytes(),
         before,
         "bytes of the device after the trim"
     );

@@ -101,7 +101,7 @@ fn flat_memory(rig: &mut Rig<'_>) -> Outcome {
         rig.eager(&mut handle, 1 << 11, rig.stream())?;
     }
     rig.settle();
-    let before = (rig.probe().mapped_bytes(), rig.probe().ordinary_bytes());
+    let before = (rig.mapped_bytes(), rig.probe().ordinary_bytes());
     for round in 0..300 {
         graph.executable.launch(&*device, rig.stream())?;
         if round % 10 == 0 {
@@ -110,7 +110,7 @@ fn flat_memory(rig: &mut Rig<'_>) -> Outcome {
     }
     device.synchronize(rig.stream())?;
     rig.settle();
-    let after = (rig.probe().mapped_bytes(), rig.probe().ordinary_bytes());
+    let after = (rig.mapped_bytes(), rig.probe().ordinary_bytes());
     ensure_eq!(after, before, "memory after many replays");
     drop(graph);
     let trimmed = rig.settled_trim(&mut handle)?;

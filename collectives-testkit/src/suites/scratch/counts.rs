@@ -54,11 +54,11 @@ pub(super) const CASES: &[Case] = &[
 fn reported_bytes(rig: &mut Rig<'_>) -> Outcome {
     let mut scratch = Scratch::new(rig, "exact")?;
     rig.settle();
-    let base = rig.probe().mapped_bytes().unwrap_or(0);
+    let base = rig.mapped_bytes().unwrap_or(0);
     for bytes in [1, 4097, rig.granule(), rig.granule() + 1] {
         scratch.touch(rig, bytes)?;
         let stats = scratch.pool.stats();
-        let lost = rig.probe().mapped_bytes().unwrap_or(0) - base;
+        let lost = rig.mapped_bytes().unwrap_or(0) - base;
         ensure_eq!(stats.mapped_bytes(), lost, "mapped bytes reported and lost");
         let priced = |slot: &SlotStats| scratch.comm.info().mapped(slot.capacity);
         let sum: usize = stats.slots.iter().map(priced).sum();

@@ -150,19 +150,20 @@ fn larger_than_sealed(rig: &mut Rig<'_>) -> Outcome {
 fn steady_loop(rig: &mut Rig<'_>) -> Outcome {
     let mut scratch = Scratch::new(rig, "geometric")?;
     let sizes = [100, 5000, rig.granule(), 2 * rig.granule() + 5, 700];
-    let mut addresses = [None; 5];
+    let mut places = [None; 5];
     let mut changes = 0;
     for round in 0..200 {
         for (index, &bytes) in sizes.iter().enumerate() {
             let lease = rig.lease(&mut *scratch.comm, &mut *scratch.pool, bytes)?;
-            let addr = Some(lease.operand().addr);
+            // A new slot may be where an old one was.
+            let place = Some((lease.slot(), lease.operand().addr));
             // The first sweep grows, the second settles which slot serves which size.
-            changes += usize::from(round > 1 && addresses[index] != addr);
-            addresses[index] = addr;
+            changes += usize::from(round > 1 && places[index] != place);
+            places[index] = place;
             lease.complete()?;
         }
     }
-    ensure_eq!(changes, 0, "changes of address in a steady loop");
+    ensure_eq!(changes, 0, "changes of slot or address in a steady loop");
     scratch.close(rig)
 }
 
