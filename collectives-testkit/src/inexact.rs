@@ -103,11 +103,11 @@ pub fn inputs<T: Float>(rank: usize, ranks: usize, count: usize) -> Vec<T> {
     (0..count).map(at).collect()
 }
 
-/// The reduction of what all ranks contribute, in this order of ranks.
+/// The reduction of what ranks contribute, in the order given.
 #[must_use]
-pub fn folded<T: Float>(op: ReduceOp, order: &[usize], count: usize) -> Vec<T> {
-    let ranks = order.len();
-    let at = |index| T::fold(op, order.iter().map(|&rank| element(rank, ranks, index)));
+pub fn folded<T: Float>(op: ReduceOp, inputs: &[Vec<T>]) -> Vec<T> {
+    let count = inputs.first().map_or(0, Vec::len);
+    let at = |index| T::fold(op, inputs.iter().map(|input: &Vec<T>| input[index]));
     (0..count).map(at).collect()
 }
 
@@ -121,9 +121,11 @@ mod tests {
     use super::*;
 
     fn differs<T: Float>(op: ReduceOp, order: &[usize]) -> bool {
-        let in_rank_order: Vec<_> = (0..order.len()).collect();
-        let bits_in = |order: &[usize]| bits(&folded::<T>(op, order, 40));
-        bits_in(order) != bits_in(&in_rank_order)
+        let all: Vec<Vec<T>> = (0..order.len())
+            .map(|rank| inputs(rank, order.len(), 40))
+            .collect();
+        let other: Vec<_> = order.iter().map(|&rank| all[rank].clone()).collect();
+        bits(&folded(op, &all)) != bits(&folded(op, &other))
     }
 
     #[test]

@@ -48,7 +48,8 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// One element, some, and more than a backend carries in one step.
-const COUNTS: [usize; 3] = [1, 700, 70_001];
+const COUNTS: [usize; 3] = [1, 700, LONGEST];
+const LONGEST: usize = 34_001;
 
 /// Runs a body without scratch, and where there are windows with all of it staged.
 fn both_ways(
@@ -68,15 +69,11 @@ fn both_ways(
     Ok(())
 }
 
-fn tensor<T: Float>(rig: &Rig<'_>, count: usize) -> Outcome<Buffer<T>> {
-    let values = inexact::inputs::<T>(rig.rank(), rig.ranks(), count);
-    Ok(Buffer::from_slice(&rig.device(), &values, rig.stream())?)
-}
-
 fn alike(rig: &mut Rig<'_>) -> Outcome {
     fn sums<T: Float>(rig: &Rig<'_>, handle: &mut Handle, said: &mut String) -> Outcome {
+        let mine = inexact::inputs::<T>(rig.rank(), rig.ranks(), LONGEST);
         for count in COUNTS {
-            let mut tensor = tensor::<T>(rig, count)?;
+            let mut tensor = Buffer::from_slice(&rig.device(), &mine[..count], rig.stream())?;
             handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream())?;
             let bits = inexact::bits(&tensor.read(rig.stream())?);
             *said += &format!("{count} {} {:x}, ", T::DTYPE, hash(bits));
@@ -114,28 +111,30 @@ fn narrow_floats(rig: &mut Rig<'_>) -> Outcome {
 /// Sums and products of operations that reduce, against the fold in the order of ranks.
 fn in_rank_order<T: Float>(rig: &Rig<'_>, handle: &mut Handle) -> Outcome {
     let (rank, ranks, stream) = (rig.rank(), rig.ranks(), rig.stream());
-    let order: Vec<_> = (0..ranks).collect();
-    for count in COUNTS {
-        for op in [ReduceOp::Sum, ReduceOp::Product] {
-            let expected = inexact::folded::<T>(op, &order, count);
+    let input = |rank| inexact::inputs::<T>(rank, ranks, LONGEST);
+    let inputs: Vec<_> = (0..ranks).map(input).collect();
+    for op in [ReduceOp::Sum, ReduceOp::Product] {
+        let folded = inexact::folded(op, &inputs);
+        for count in COUNTS {
+            let expected = &folded[..count];
             let what = |operation: &str| format!("{operation}, a {op} of {count} {}", T::DTYPE);
-            let mut all = tensor::<T>(rig, count)?;
+            let tensor = || Buffer::from_slice(&rig.device(), &inputs[rank][..count], stream);
+            let mut all = tensor()?;
             handle.all_reduce(&mut all, op, stream)?;
-            expect_bits(rig, &what("all_reduce"), &all, &expected)?;
+            expect_bits(rig, &what("all_reduce"), &all, expected)?;
 
             let root = Rank::new(ranks - 1);
-            let mut rooted = tensor::<T>(rig, count)?;
+            let mut rooted = tensor()?;
             handle.reduce(&mut rooted, op, root, stream)?;
             if rank == root.index() {
-                expect_bits(rig, &what("reduce"), &rooted, &expected)?;
+                expect_bits(rig, &what("reduce"), &rooted, expected)?;
             }
 
             // The last rank has what does not divide.
             let parts: Vec<_> = (0..ranks).map(|rank| part(rank, ranks, count)).collect();
             let counts: Vec<_> = parts.iter().map(ExactSizeIterator::len).collect();
             let mut mine = Buffer::<T>::zeroed(&rig.device(), counts[rank], stream)?;
-            let whole = tensor::<T>(rig, count)?;
-            handle.reduce_scatter_v(&whole, &mut mine, &counts, op, stream)?;
+            handle.reduce_scatter_v(&tensor()?, &mut mine, &counts, op, stream)?;
             let expected = &expected[parts[rank].clone()];
             expect_bits(rig, &what("reduce_scatter_v"), &mine, expected)?;
         }
