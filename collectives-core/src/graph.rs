@@ -184,9 +184,12 @@ impl<'a> Capture<'a> {
 
     /// Captures on a second stream as well, as a branch that begins here, while `body` runs.
     ///
+    /// The branch ends with `body`, also where it fails or panics: what it recorded until then stays in the
+    /// capture, which goes on and ends like any other.
+    ///
     /// # Errors
     ///
-    /// Those of `body`, [`Graphs::fork`] and [`Graphs::join`].
+    /// Those of [`Graphs::fork`], of `body`, and else of [`Graphs::join`].
     pub fn branch<R>(
         &self,
         branch: &mut Stream,
@@ -195,10 +198,15 @@ impl<'a> Capture<'a> {
         let graphs = graphs(self.device)?;
         // SAFETY: `branch` is borrowed mutably, so nobody else is using it.
         unsafe { graphs.fork(self.stream, branch) }?;
-        let result = body(branch);
-        // SAFETY: As above.
-        unsafe { graphs.join(self.stream, branch) }?;
-        result
+        let forked = Forked {
+            graphs,
+            trunk: self.stream,
+            branch,
+        };
+        let result = body(forked.branch);
+        let joined = forked.join();
+        let result = result?;
+        joined.map(|()| result)
     }
 
     /// Records another graph as one node of this one, which owns from then on what the child owns.
@@ -236,6 +244,36 @@ impl Drop for Capture<'_> {
             && let Err(error) = unsafe { graphs.end(self.stream) }
         {
             tracing::debug!(%error, "an abandoned capture did not end cleanly");
+        }
+    }
+}
+
+/// A branch, which is joined at the latest when this is dropped.
+struct Forked<'a> {
+    graphs: &'a dyn Graphs,
+    trunk: &'a StreamRef,
+    branch: &'a Stream,
+}
+
+impl Forked<'_> {
+    fn join(self) -> Result<()> {
+        let joined = self.join_now();
+        std::mem::forget(self);
+        joined
+    }
+
+    fn join_now(&self) -> Result<()> {
+        // SAFETY: `Capture::branch` borrows the branch mutably and lends it to its body alone, which has
+        // ended.
+        unsafe { self.graphs.join(self.trunk, self.branch) }
+    }
+}
+
+impl Drop for Forked<'_> {
+    /// The body panicked.
+    fn drop(&mut self) {
+        if let Err(error) = self.join_now() {
+            tracing::error!(%error, "a branch whose body panicked could not be joined");
         }
     }
 }

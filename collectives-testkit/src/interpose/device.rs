@@ -78,6 +78,12 @@ pub trait Interpose: Debug + Send + Sync + 'static {
         let _ = stream;
     }
 
+    /// What to do with a branch that is about to leave a capture for its trunk to go on.
+    fn joining(&self, trunk: &StreamRef, branch: &StreamRef) -> Launch {
+        let _ = (trunk, branch);
+        Launch::Go
+    }
+
     /// A stream joined the capture of another, or left it for the other to go on.
     fn joined(&self, trunk: &StreamRef, branch: &StreamRef) {
         let _ = (trunk, branch);
@@ -234,6 +240,9 @@ unsafe impl<I: Interpose> Graphs for Interposed<I> {
     }
 
     unsafe fn join(&self, trunk: &StreamRef, branch: &StreamRef) -> Result<()> {
+        if self.hooks.joining(trunk, branch) == Launch::Skip {
+            return Ok(());
+        }
         // SAFETY: By the caller.
         unsafe { self.inner_graphs()?.join(trunk, branch) }?;
         self.hooks.joined(trunk, branch);

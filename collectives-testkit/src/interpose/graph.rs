@@ -9,7 +9,7 @@ use collectives_core::graph::{GraphExecutable, GraphTemplate};
 use collectives_core::memory::Memory;
 use collectives_core::stream::StreamRef;
 
-/// What to do with a launch, or with a graph that becomes a node of another.
+/// What to do with a launch, with a branch that ends, or with a graph that becomes a node of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "these are all")]
 pub enum Launch {

@@ -179,6 +179,13 @@ impl Interpose for BuggedDevice {
         inner.record_eager(&self.fence(inner, fence)?, stream)
     }
 
+    fn joining(&self, _trunk: &StreamRef, _branch: &StreamRef) -> Launch {
+        if self.is(Planted::PanicsLeaveBranches) && std::thread::panicking() {
+            return Launch::Skip;
+        }
+        Launch::Go
+    }
+
     fn embedding(
         &self,
         inner: &dyn Device,

@@ -143,6 +143,8 @@ planted! {
     ChildLeftOut,
     /// Device: an update that must be refused is a success.
     UpdateNeverRefused,
+    /// Device: a branch whose body panics stays in the capture.
+    PanicsLeaveBranches,
     /// Device: launches do nothing.
     LaunchDoesNothing,
     /// Device: every sixteenth launch does nothing.

@@ -4,6 +4,7 @@
 use super::{count, join};
 use crate::case::Case;
 
+mod branches;
 mod capture;
 mod children;
 mod ends;
@@ -15,6 +16,7 @@ mod pieces;
 mod updates;
 
 const PARTS: &[&[Case]] = &[
+    branches::CASES,
     capture::CASES,
     children::CASES,
     ends::CASES,
