@@ -167,6 +167,12 @@ impl HostDevice {
         self.shared.space.is_symmetric(memory)
     }
 
+    /// Whether a launch settles what its fence nodes wait for.
+    #[cfg(test)]
+    pub(crate) fn is_launching(&self) -> bool {
+        self.shared.launches.try_lock().is_err()
+    }
+
     /// Counts a call, which fails if the model says so.
     pub(crate) fn refuse(&self, call: Call) -> Result<()> {
         self.shared.refuse(call)

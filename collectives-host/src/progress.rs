@@ -36,6 +36,12 @@ impl Progress {
         self.word.load(Ordering::Acquire) >> 1 >= position
     }
 
+    /// Whether a thread has gone to sleep until some position is complete.
+    #[cfg(test)]
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.waiters.load(Ordering::SeqCst) > 0
+    }
+
     /// Whether nothing that was enqueued is unfinished.
     pub(crate) fn is_idle(&self) -> bool {
         self.is_complete(self.enqueued())

@@ -432,22 +432,81 @@ fn a_capturing_stream_launches_nothing() {
     executable.launch(&*device, &stream).unwrap();
 }
 
+/// Counts the replays that have come to it, and passes a gate.
+#[derive(Debug)]
+struct CountNode(Arc<AtomicUsize>, Gate);
+
+impl Node for CountNode {
+    fn prepare(self: Arc<Self>) -> Result<Prepared> {
+        Ok(Box::new(move || {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            self.1.pass();
+            Ok(())
+        }))
+    }
+}
+
 #[test]
 fn launches_of_one_executable_do_not_overlap() {
     let device = device();
     let mut one = device.create_stream_with(StreamMode::Asynchronous).unwrap();
     let two = device.create_stream_with(StreamMode::Asynchronous).unwrap();
-    let gate = Gate::default();
+    let (gate, entered) = (Gate::default(), Arc::new(AtomicUsize::new(0)));
     let graph = capture(&device, &mut one, |stream| {
-        record(&device, stream, GateNode::new(&gate));
+        record(
+            &device,
+            stream,
+            CountNode(Arc::clone(&entered), gate.clone()),
+        );
     });
     let mut executable = graph.instantiate().unwrap();
     executable.launch(&*device, &one).unwrap();
     executable.launch(&*device, &two).unwrap();
-    assert!(!device.query(&two).unwrap());
+    // The second replay comes to the first stream and waits there, or else into the node: nobody else
+    // waits for that stream.
+    let first = device.queue(&one).unwrap().progress();
+    while !first.is_waited_for() && entered.load(Ordering::SeqCst) < 2 {
+        thread::yield_now();
+    }
+    let inside = entered.load(Ordering::SeqCst);
     gate.open();
     device.synchronize(&two).unwrap();
+    assert!(inside < 2, "two replays at once");
     assert!(device.query(&one).unwrap());
+    assert_eq!(entered.load(Ordering::SeqCst), 2);
+}
+
+/// Notes whether another launch could begin while this one is prepared.
+#[derive(Debug)]
+struct LockNode(Arc<HostDevice>, Arc<AtomicUsize>);
+
+impl Node for LockNode {
+    fn prepare(self: Arc<Self>) -> Result<Prepared> {
+        if self.0.is_launching() {
+            self.1.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(Box::new(|| Ok(())))
+    }
+}
+
+#[test]
+fn one_launch_of_a_device_is_prepared_at_a_time() {
+    for mode in MODES {
+        let device = device();
+        let mut stream = device.create_stream_with(mode).unwrap();
+        let locked = Arc::new(AtomicUsize::new(0));
+        let graph = capture(&device, &mut stream, |stream| {
+            record(
+                &device,
+                stream,
+                LockNode(Arc::clone(&device), Arc::clone(&locked)),
+            );
+        });
+        let mut executable = graph.instantiate().unwrap();
+        executable.launch(&*device, &stream).unwrap();
+        device.synchronize(&stream).unwrap();
+        assert_eq!(locked.load(Ordering::SeqCst), 1);
+    }
 }
 
 /// Captures a use of the slot as the pool does: wait, use, record. The use checks that nobody

@@ -5,6 +5,7 @@ mod calibrate;
 mod disagreement;
 mod failure;
 mod graphs;
+mod groups;
 mod kernels;
 mod lifetime;
 mod operations;

@@ -227,3 +227,25 @@ fn pieces_get_the_sides_that_kernels_for_their_size_need() {
     // Where no kernel serves the pieces, the call is not cut.
     assert_eq!(cut(&rows(&table[1..], 2), 63), None);
 }
+
+#[test]
+fn the_longest_and_the_shortest_piece_are_both_asked() {
+    // Five units of elements in leases with room for three: a piece of three and one of two, so operands of six
+    // and of four.
+    let unit = SCRATCH_ALIGNMENT;
+    let scatter = call(OPS[1], DType::U8, 5 * unit, Rank(0), 2);
+    let needs = |table: &[(std::ops::RangeInclusive<usize>, Sides)]| {
+        let cut = Cut::of(&scatter, Sides::Send, 6 * unit, &rows(table, 2), 2);
+        cut.map(|cut| cut.needs)
+    };
+    let (short, long) = (1..=5 * unit, 5 * unit + 1..=usize::MAX);
+    let both = |needed| [(short.clone(), needed), (long.clone(), Sides::Send)];
+    assert_eq!(needs(&both(Sides::Send)), Some(Sides::Send));
+    // The kernel of either piece may need more than the other's.
+    assert_eq!(needs(&both(Sides::Both)), Some(Sides::Both));
+    let table = [(short.clone(), Sides::Send), (long.clone(), Sides::Both)];
+    assert_eq!(needs(&table), Some(Sides::Both));
+    // And either may have none, so that it would take another path than the rest.
+    assert_eq!(needs(&[(long, Sides::Send)]), None);
+    assert_eq!(needs(&[(short, Sides::Send)]), None);
+}
