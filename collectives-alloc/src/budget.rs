@@ -32,6 +32,12 @@ impl Budget {
         self.0.spent.load(Ordering::Relaxed)
     }
 
+    /// Mapped bytes that it has left now.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.0.total.saturating_sub(self.spent())
+    }
+
     /// Takes `bytes`, or nothing if there are fewer left.
     pub(crate) fn charge(&self, bytes: usize) -> Option<Charge> {
         let total = self.0.total;
@@ -70,8 +76,10 @@ mod tests {
         let first = budget.charge(6).unwrap();
         assert!(budget.clone().charge(5).is_none() && budget.charge(usize::MAX).is_none());
         let second = budget.charge(4).unwrap();
-        assert_eq!(budget.spent(), 10);
-        drop((first, second));
-        assert_eq!(budget.spent(), 0);
+        assert_eq!((budget.spent(), budget.left()), (10, 0));
+        drop(first);
+        assert_eq!((budget.spent(), budget.left()), (4, 6));
+        drop(second);
+        assert_eq!((budget.spent(), budget.left()), (0, 10));
     }
 }

@@ -25,6 +25,7 @@ use collectives_core::dtype::DType;
 use collectives_core::error::{Error, Result};
 use collectives_core::scratch::ScratchAllocator;
 
+use crate::budget::Budget;
 use crate::bytes::ByteSize;
 use crate::options::{DomainMode, OnMiss, Options, Ordering, Seal};
 use crate::registry;
@@ -186,5 +187,25 @@ impl ScratchConfig {
     /// Those of [`Registry::build`](crate::registry::Registry::build).
     pub fn build(&self) -> Result<Box<dyn ScratchAllocator>> {
         registry::build(self)
+    }
+
+    /// The allocator, with mapped bytes charged to a budget that the communicators of one device share.
+    ///
+    /// ```
+    /// use collectives_alloc::budget::Budget;
+    /// use collectives_alloc::config::ScratchConfig;
+    ///
+    /// let budget = Budget::new(2 << 30);
+    /// let config = ScratchConfig::default();
+    /// let tensor_parallel = config.build_within(budget.clone())?;
+    /// let data_parallel = config.build_within(budget)?;
+    /// # Ok::<(), collectives_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Registry::build_within`](crate::registry::Registry::build_within).
+    pub fn build_within(&self, budget: Budget) -> Result<Box<dyn ScratchAllocator>> {
+        registry::snapshot().build_within(self, budget)
     }
 }

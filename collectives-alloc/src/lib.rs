@@ -82,4 +82,6 @@ pub mod reserved;
 pub mod statistics;
 pub mod trace;
 
+mod model;
 mod nearest;
+mod verdict;

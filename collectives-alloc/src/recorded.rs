@@ -5,7 +5,7 @@ use std::hash::Hash;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
-use collectives_core::communicator::{CommInfo, Communicator, Deferred};
+use collectives_core::communicator::{Communicator, Deferred};
 use collectives_core::error::{Error, ErrorKind, MissedWhen, Misuse, Result};
 use collectives_core::path::Reason;
 use collectives_core::rank::{CaptureId, StreamId};
@@ -141,8 +141,8 @@ impl<A: ScratchAllocator> ScratchAllocator for Recorded<A> {
         self.inner.fallback_reason(error)
     }
 
-    fn plan(&self, info: &CommInfo, requests: &[Request]) -> Result<Plan> {
-        self.inner.plan(info, requests)
+    fn plan(&mut self, comm: &mut dyn Communicator, requests: &[Request]) -> Result<Plan> {
+        self.inner.plan(comm, requests)
     }
 
     fn reserve(&mut self, comm: &mut dyn Communicator, requests: &[Request]) -> Result<Plan> {
@@ -186,6 +186,10 @@ impl<A: ScratchAllocator> ScratchAllocator for Recorded<A> {
     fn release(&mut self, lease: Lease) -> Result<()> {
         // It is the recorder's, whose end is noted and ends the one below.
         lease.complete()
+    }
+
+    fn max_windows(&mut self, comm: &mut dyn Communicator) -> Result<Option<usize>> {
+        self.inner.max_windows(comm)
     }
 
     fn splitting(&self) -> Option<Splitting> {

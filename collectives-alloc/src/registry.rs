@@ -38,6 +38,7 @@ use std::sync::{LazyLock, PoisonError, RwLock};
 use collectives_core::error::{Error, Result};
 use collectives_core::scratch::ScratchAllocator;
 
+use crate::budget::Budget;
 use crate::config::{Key, ScratchConfig};
 use crate::nearest;
 use crate::policy::Policy;
@@ -102,6 +103,24 @@ impl Registry {
     /// not valid and for a name that is not registered, and whatever the constructor returns.
     pub fn build(&self, config: &ScratchConfig) -> Result<Box<dyn ScratchAllocator>> {
         self.maker(config)?.build(config)
+    }
+
+    /// As [`Registry::build`], with mapped bytes charged to a budget that it shares with others.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Registry::build`], and
+    /// [`ErrorKind::Config`](collectives_core::error::ErrorKind::Config) where the name makes a
+    /// whole allocator, which is charged to no budget of ours.
+    pub fn build_within(
+        &self,
+        config: &ScratchConfig,
+        budget: Budget,
+    ) -> Result<Box<dyn ScratchAllocator>> {
+        let policy = self.maker(config)?.build_policy(config)?;
+        Ok(Box::new(
+            Pool::new(policy, config.options()).with_budget(budget),
+        ))
     }
 
     /// Only the policy that a configuration asks for, for plans and simulations.

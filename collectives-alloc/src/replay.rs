@@ -13,16 +13,10 @@ use std::collections::HashMap;
 
 use collectives_core::stats::Stats;
 
+use crate::model::{Lease, Model, Place, Rules};
 use crate::options::{OnMiss, Options, Seal};
 use crate::policy::Policy;
 use crate::trace::{Call, Event, Outcome};
-
-use self::model::{Lease, Model, Place, Refused};
-
-mod domain;
-mod kept;
-mod model;
-mod room;
 
 /// What a trace is replayed with.
 #[derive(Clone, Copy, Debug)]
@@ -112,9 +106,15 @@ impl Replay<'_> {
     /// Replays a trace, and says after each call which it was and how many mapped bytes are kept.
     #[must_use]
     pub fn run_with(&self, events: &[Event], mut each: impl FnMut(&Event, usize)) -> Totals {
+        let rules = Rules {
+            policy: self.policy,
+            options: self.options,
+            granule: self.granule,
+            overhead: self.overhead,
+        };
         let mut state = State {
             replay: self,
-            model: Model::new(self),
+            model: Model::new(rules),
             totals: Totals::default(),
             sealed: false,
             leases: HashMap::new(),
@@ -208,12 +208,13 @@ impl State<'_> {
                     self.totals.hits += 1;
                 }
             }
-            Err(refused) => match (refused, self.replay.options.on_miss) {
-                (Refused::ByRule, _) | (Refused::Miss, OnMiss::Fallback) => {
+            Err(refused) => {
+                if refused.is_final() || self.replay.options.on_miss == OnMiss::Fallback {
                     self.totals.fallbacks += 1;
+                } else {
+                    self.totals.refusals += 1;
                 }
-                (Refused::Miss, OnMiss::Error) => self.totals.refusals += 1,
-            },
+            }
         }
     }
 
@@ -225,11 +226,14 @@ impl State<'_> {
                 _ => None,
             })
             .collect();
-        if self.sealed || !self.model.would_serve(&requests) {
+        // All of them or none.
+        let may_grow = !self.sealed;
+        let mut trial = self.model.clone();
+        if trial.reserve_all(&requests, may_grow).is_err() {
             return;
         }
         for bytes in requests {
-            let reserved = self.model.reserve(bytes);
+            let reserved = self.model.reserve(bytes, may_grow);
             self.totals.deregistrations += self.model.take_freed();
             match reserved {
                 Ok(true) => self.registered(),

@@ -4,6 +4,7 @@
 
 use rstest::rstest;
 
+use collectives_alloc::budget::Budget;
 use collectives_alloc::config::ScratchConfig;
 use collectives_alloc::options::Options;
 use collectives_alloc::policy::{Ask, Decision, Policy, SlotView, best_fit};
@@ -138,10 +139,13 @@ fn a_whole_allocator_has_a_name_too_but_no_policy() {
     registry.register_allocator("mine", make).unwrap();
     let config = ScratchConfig::from_toml("[scratch]\npolicy = 'mine'").unwrap();
     assert_eq!(registry.build(&config).unwrap().name(), "exact");
+    let no_policy = "configuration: `policy` is `mine` (the TOML text), which is a whole allocator and no policy";
     assert_eq!(
         registry.build_policy(&config).unwrap_err().to_string(),
-        "configuration: `policy` is `mine` (the TOML text), which is a whole allocator and no policy"
+        no_policy
     );
+    let within = registry.build_within(&config, Budget::new(1));
+    assert_eq!(within.unwrap_err().to_string(), no_policy);
 }
 
 #[rstest]

@@ -100,8 +100,8 @@ pub enum ErrorKind {
         /// Why registering is not possible now.
         when: MissedWhen,
     },
-    /// The scratch rules refuse this request.
-    #[error("{bytes} bytes of scratch are refused: {why}")]
+    /// The scratch rules refuse this request for scratch or for a symmetric buffer.
+    #[error("{bytes} bytes of symmetric memory are refused: {why}")]
     Refused {
         /// Bytes requested.
         bytes: usize,
@@ -263,6 +263,9 @@ pub enum Misuse {
     /// A request for zero bytes of scratch.
     #[error("zero bytes of scratch were requested")]
     ZeroBytes,
+    /// A symmetric buffer without elements.
+    #[error("a symmetric buffer of no elements was asked for")]
+    EmptyBuffer,
     /// A host slice was used while its stream captures.
     #[error("host slices cannot be captured, because a graph may outlive them")]
     HostSliceInCapture,

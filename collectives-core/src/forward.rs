@@ -107,8 +107,12 @@ macro_rules! forward_allocator {
                 (**self).fallback_reason(error)
             }
 
-            fn plan(&self, info: &CommInfo, requests: &[Request]) -> Result<Plan> {
-                (**self).plan(info, requests)
+            fn plan(
+                &mut self,
+                comm: &mut dyn Communicator,
+                requests: &[Request],
+            ) -> Result<Plan> {
+                (**self).plan(comm, requests)
             }
 
             fn reserve(
@@ -133,6 +137,10 @@ macro_rules! forward_allocator {
 
             fn stats(&self) -> Stats {
                 (**self).stats()
+            }
+
+            fn max_windows(&mut self, comm: &mut dyn Communicator) -> Result<Option<usize>> {
+                (**self).max_windows(comm)
             }
 
             fn splitting(&self) -> Option<Splitting> {

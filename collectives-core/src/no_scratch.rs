@@ -1,6 +1,6 @@
 //! The allocator of those who want none: nothing is ever staged.
 
-use crate::communicator::{CommInfo, Communicator, Deferred};
+use crate::communicator::{Communicator, Deferred};
 use crate::error::{Error, ErrorKind, Refusal, Result};
 use crate::path::Reason;
 use crate::scratch::{Lease, Plan, Request, ScratchAllocator, Site, Trimmed};
@@ -31,7 +31,7 @@ impl ScratchAllocator for NoScratch {
         Some(Reason::StagingOff)
     }
 
-    fn plan(&self, _info: &CommInfo, requests: &[Request]) -> Result<Plan> {
+    fn plan(&mut self, _comm: &mut dyn Communicator, requests: &[Request]) -> Result<Plan> {
         Ok(Plan {
             refused: requests.len(),
             ..Plan::default()
@@ -39,7 +39,7 @@ impl ScratchAllocator for NoScratch {
     }
 
     fn reserve(&mut self, comm: &mut dyn Communicator, requests: &[Request]) -> Result<Plan> {
-        self.plan(comm.info(), requests)
+        self.plan(comm, requests)
     }
 
     fn seal(&mut self) {}

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::addr::{Operand, WindowSlice};
-use crate::communicator::{CommInfo, Communicator, Deferred};
+use crate::communicator::{Communicator, Deferred};
 use crate::error::{Error, Misuse, Result};
 use crate::memory::Memory;
 use crate::path::Reason;
@@ -361,18 +361,27 @@ pub trait ScratchAllocator: fmt::Debug + Send {
     /// if the error is final; a pure function of the error and the configuration.
     fn fallback_reason(&self, error: &Error) -> Option<Reason>;
 
-    /// What these requests, one after another, would cost on top of what is kept.
+    /// What these requests, one after another, would cost on top of what is kept; local, and nothing is
+    /// spent.
+    ///
+    /// What a plan says is what [`reserve`](ScratchAllocator::reserve) does outside captures, as far as one
+    /// rank can know: who holds slots on other ranks, and what is left of their budgets, `reserve` asks
+    /// them.
     ///
     /// # Errors
     ///
     /// [`Misuse::ZeroBytes`].
-    fn plan(&self, info: &CommInfo, requests: &[Request]) -> Result<Plan>;
+    fn plan(&mut self, comm: &mut dyn Communicator, requests: &[Request]) -> Result<Plan>;
 
     /// Makes each of these requests a hit from now on; collective.
     ///
+    /// All of them or none: where one is refused, by a rule or by a budget, nothing is registered for the
+    /// others. Only memory that a device turns out not to have is found on the way.
+    ///
     /// # Errors
     ///
-    /// As [`ScratchAllocator::acquire`], and [`Misuse::Sealed`].
+    /// As [`ScratchAllocator::acquire`], and [`Misuse::Sealed`] after the seal unless all of them are hits
+    /// already. The same on all ranks.
     fn reserve(&mut self, comm: &mut dyn Communicator, requests: &[Request]) -> Result<Plan>;
 
     /// Makes every later miss an error or a counted fallback.
@@ -394,6 +403,20 @@ pub trait ScratchAllocator: fmt::Debug + Send {
 
     /// Everything counted so far.
     fn stats(&self) -> Stats;
+
+    /// How many windows the communicator may have, its user's symmetric buffers among them; by default any
+    /// number. Collective the first time, for ranks compare how they were configured.
+    ///
+    /// [`Collectives`](crate::collectives::Collectives) asks before it makes a buffer. A decorator that does
+    /// not pass it on bounds scratch alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::agree`].
+    fn max_windows(&mut self, comm: &mut dyn Communicator) -> Result<Option<usize>> {
+        let _ = comm;
+        Ok(None)
+    }
 
     /// Which calls are staged in pieces; by default none.
     ///

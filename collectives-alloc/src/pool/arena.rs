@@ -17,7 +17,8 @@ use collectives_core::stream::Fence;
 use crate::budget::Charge;
 use crate::pool::round::{Step, Subject};
 use crate::pool::slot::Slot;
-use crate::pool::{Growing, How, Pool};
+use crate::pool::{Growing, Pool};
+use crate::verdict::How;
 
 /// The generation that a new one maps again.
 #[derive(Debug)]
@@ -122,6 +123,11 @@ impl Pool {
             Some(Err(why)) => Err(Error::unsupported(why.clone())),
             _ => Ok(()),
         }
+    }
+
+    /// Bytes of addresses that windows may take, once that was asked and where they can be extended.
+    pub(super) fn most_addresses(&self) -> Option<usize> {
+        self.addresses.clone().and_then(Result::ok)
     }
 
     /// Whether windows have addresses for `mapped` bytes more once `going` are gone.

@@ -11,7 +11,8 @@ use crate::budget::Charge;
 use crate::pool::arena::Base;
 use crate::pool::round::{Step, Subject};
 use crate::pool::slot::{Parts, Slot};
-use crate::pool::{Growing, How, Pool};
+use crate::pool::{Growing, Pool};
+use crate::verdict::How;
 
 impl Pool {
     /// Allocates on all ranks. Where one has no memory, all give up what nobody holds, and try once
@@ -29,6 +30,7 @@ impl Pool {
         if self.give_up_idle(comm, base)? == 0 {
             return Err(failed);
         }
+        self.want = Some(failed);
         self.allocate_once(comm, growing, base)
     }
 

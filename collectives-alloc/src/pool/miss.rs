@@ -1,10 +1,11 @@
 //! A miss: plan, agree, allocate, agree on the outcome, register.
 
 use collectives_core::communicator::Communicator;
-use collectives_core::error::{Error, MissedWhen, Result, Unsupported};
+use collectives_core::error::{MissedWhen, Result};
 
 use crate::pool::round::{Step, Subject, first_raised};
-use crate::pool::{Growing, How, Pool};
+use crate::pool::{Growing, Pool};
+use crate::verdict::How;
 
 impl Pool {
     /// Registers a slot in a domain, on all ranks or on none. Returns its index there.
@@ -14,14 +15,7 @@ impl Pool {
         growing: Growing,
         step: Step,
     ) -> Result<usize> {
-        if let Some(why) = &self.unsupported {
-            return Err(Error::unsupported(why.clone()));
-        }
-        if comm.symmetric().is_none() {
-            let why = comm.capabilities().symmetric.clone().err();
-            let none = || Unsupported::SymmetricMemory("the backend offers none".to_owned());
-            return Err(Error::unsupported(why.unwrap_or_else(none)));
-        }
+        self.can_register(comm)?;
         if matches!(growing.how, How::Extending(_)) {
             self.learn_addresses(comm)?;
         }

@@ -68,6 +68,7 @@ use crate::pool::ledger::Ledger;
 use crate::pool::round::Step;
 use crate::pool::table::Table;
 use crate::statistics;
+use crate::verdict::How;
 
 /// Scratch slots of one communicator, grown by a policy.
 ///
@@ -95,6 +96,8 @@ pub struct Pool {
     /// Bytes of addresses for windows, the least of all ranks, or why none can be extended; once
     /// that was asked.
     addresses: Option<Result<usize, Unsupported>>,
+    /// The want of memory for which idle slots were given up last.
+    want: Option<Error>,
 }
 
 /// What a pool learned of its communicator at the first call.
@@ -103,24 +106,6 @@ struct Home {
     comm: CommId,
     granule: usize,
     overhead: usize,
-}
-
-/// A decision that keeps the policy's contract.
-#[derive(Clone, Copy, Debug)]
-enum Verdict {
-    Hit(usize),
-    Grow { capacity: usize, how: How },
-}
-
-/// What a new slot does to those there are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum How {
-    /// It comes beside them.
-    Beside,
-    /// It retires them.
-    Replacing,
-    /// It maps the bytes of the one at this index again, and retires it, or begins an arena.
-    Extending(Option<usize>),
 }
 
 /// A slot to be made.
@@ -150,6 +135,7 @@ impl Pool {
             poisoned: None,
             unsupported: None,
             addresses: None,
+            want: None,
         }
     }
 
@@ -181,6 +167,14 @@ impl Pool {
 }
 
 impl Home {
+    const fn of(info: &CommInfo) -> Self {
+        Self {
+            comm: info.id,
+            granule: info.granule,
+            overhead: info.overhead,
+        }
+    }
+
     const fn ask(self, bytes: usize) -> Ask {
         Ask {
             bytes,
@@ -242,11 +236,9 @@ impl ScratchAllocator for Pool {
         }
     }
 
-    fn plan(&self, info: &CommInfo, requests: &[Request]) -> Result<Plan> {
-        let simulated = self.simulate(info, requests);
-        simulated
-            .map(|simulated| simulated.plan)
-            .map_err(|error| located(error, info, "plan"))
+    fn plan(&mut self, comm: &mut dyn Communicator, requests: &[Request]) -> Result<Plan> {
+        let planned = self.plan_at(comm, requests);
+        planned.map_err(|error| located(error, comm.info(), "plan"))
     }
 
     fn reserve(&mut self, comm: &mut dyn Communicator, requests: &[Request]) -> Result<Plan> {
@@ -294,6 +286,11 @@ impl ScratchAllocator for Pool {
             poisoned: self.poisoned.clone(),
             ..self.ledger.snapshot(self.table.stats())
         }
+    }
+
+    fn max_windows(&mut self, comm: &mut dyn Communicator) -> Result<Option<usize>> {
+        self.admit(comm.info())?;
+        Ok(self.options.max_windows)
     }
 
     fn splitting(&self) -> Option<Splitting> {

@@ -1,139 +1,186 @@
 //! Pricing a workload without spending anything.
 
-use collectives_core::communicator::CommInfo;
-use collectives_core::error::{Error, ErrorKind, Misuse, Refusal, Result};
-use collectives_core::scratch::{Plan, Request};
+use collectives_core::communicator::Communicator;
+use collectives_core::error::{Error, ErrorKind, Misuse, Result, Unsupported};
+use collectives_core::rank::Rank;
+use collectives_core::scratch::{Plan, Request, SlotId};
 
-use crate::policy::{Ask, Decision, SlotView};
+use crate::model::{self, Domain, Key, Model, Outside, Refused, Rules};
+use crate::options::{DomainMode, Options};
 use crate::pool::slot::Slot;
-use crate::pool::table::SHARED;
-use crate::pool::{How, Pool, Verdict};
+use crate::pool::table::Slots;
+use crate::pool::{Home, Pool};
 
-/// What a simulation came to.
+/// What is known of room and of who holds slots, by one rank or by all.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    /// Slots that nobody holds, ascending.
+    pub(super) free: Vec<SlotId>,
+    pub(super) outside: Outside,
+    /// The rank whose budget has the least left.
+    pub(super) poorest: Rank,
+}
+
+/// What serving requests would come to.
 #[derive(Debug)]
-pub(super) struct Simulated {
+pub(super) struct Priced {
     pub(super) plan: Plan,
     /// Why the first request that would not be staged is refused.
     pub(super) refusal: Option<Error>,
+    /// The first that takes a slot more.
+    pub(super) first_miss: Option<usize>,
+    /// Whether a slot would be made that maps bytes which may be mapped again.
+    pub(super) extends: bool,
 }
 
 impl Pool {
-    /// Serves the requests one after another on copies of what the policy sees.
-    pub(super) fn simulate(&self, info: &CommInfo, requests: &[Request]) -> Result<Simulated> {
-        let shared = &self.table.domains()[SHARED];
-        let view = |slot: &Slot| SlotView {
-            capacity: slot.capacity,
-            leased: slot.is_leased(),
+    /// What this rank knows of the requests, one after another.
+    pub(super) fn plan_at(
+        &mut self,
+        comm: &mut dyn Communicator,
+        requests: &[Request],
+    ) -> Result<Plan> {
+        check_requests(requests)?;
+        comm.device().collect();
+        let everything = self.table.everything();
+        let free = self.ballot(everything, false).free_here();
+        let known = Known {
+            free,
+            outside: self.outside(comm),
+            poorest: comm.info().rank,
         };
-        let mut views: Vec<_> = shared.live().iter().map(view).collect();
-        // Slots that stay although a policy retires them, because somebody holds them.
-        let mut kept: Vec<usize> = Vec::new();
-        let mut unretired: Vec<_> = shared.live().iter().collect();
-        let mut plan = Plan::default();
-        let mut refusal = None;
-        for request in requests {
-            if request.bytes == 0 {
-                return Err(Misuse::ZeroBytes.into());
-            }
-            let ask = Ask {
-                bytes: request.bytes,
-                granule: info.granule,
-                overhead: info.overhead,
-            };
-            match self.judge(&views, &ask) {
-                Ok(Verdict::Hit(_)) => {}
-                Ok(Verdict::Grow { capacity, how }) => {
-                    match how {
-                        How::Beside | How::Extending(None) => {}
-                        How::Replacing => {
-                            let held = |slot: &&Slot| slot.is_leased() || slot.is_claimed();
-                            let held = unretired.drain(..).filter(held);
-                            kept.extend(held.map(|slot| slot.capacity));
-                            views.clear();
-                        }
-                        // Its bytes are there once, whoever holds the generation before.
-                        How::Extending(Some(index)) => {
-                            views.remove(index);
-                            if index < unretired.len() {
-                                unretired.remove(index);
-                            }
-                        }
-                    }
-                    views.push(SlotView {
-                        capacity,
-                        leased: false,
-                    });
-                    plan.registrations += 1;
-                }
-                Err(error) => {
-                    plan.refused += 1;
-                    refusal.get_or_insert(error);
-                }
-            }
-        }
-        let elsewhere = self.table.domains()[SHARED + 1..]
-            .iter()
-            .flat_map(|slots| slots.live());
-        let retired = self.table.retired().iter();
-        let retired = retired.filter(|slot| !self.table.maps_again(slot));
-        kept.extend(retired.chain(elsewhere).map(|slot| slot.capacity));
-        kept.extend(views.iter().map(|view| view.capacity));
-        let sum = |sizes: &mut dyn Iterator<Item = usize>| sizes.fold(0, usize::saturating_add);
-        plan.capacity_bytes = sum(&mut kept.iter().copied());
-        plan.mapped_bytes = sum(&mut kept.iter().map(|&capacity| info.mapped(capacity)));
-        plan.capacities = kept;
-        Ok(Simulated { plan, refusal })
+        let may_grow = self.may_grow(comm);
+        let home = Home::of(comm.info());
+        let priced = self.price(home, &self.options, &known, requests, &may_grow);
+        Ok(priced.plan)
     }
 
-    /// The policy's answer, where the cap and the policy's own contract allow it.
-    #[inline]
-    pub(super) fn judge(&self, views: &[SlotView], ask: &Ask) -> Result<Verdict> {
-        let refused = |why| {
-            Error::new(ErrorKind::Refused {
-                bytes: ask.bytes,
-                why,
-            })
+    /// What takes room beside the slots, as far as this rank knows.
+    pub(super) fn outside(&self, comm: &mut dyn Communicator) -> Outside {
+        let windows = comm
+            .symmetric()
+            .map_or(0, |symmetric| symmetric.window_count());
+        Outside {
+            windows: windows.saturating_sub(self.table.iter().count()),
+            addresses: self.most_addresses(),
+            spare: self.budget.as_ref().map(crate::budget::Budget::left),
+        }
+    }
+
+    /// Whether a slot may be made at all outside captures, or why not.
+    pub(super) fn may_grow(&self, comm: &mut dyn Communicator) -> Result<()> {
+        match self.sealed {
+            true => Err(Misuse::Sealed.into()),
+            false => self.can_register(comm),
+        }
+    }
+
+    /// Whether registering can work here, or why it never will.
+    pub(super) fn can_register(&self, comm: &mut dyn Communicator) -> Result<()> {
+        if let Some(why) = &self.unsupported {
+            return Err(Error::unsupported(why.clone()));
+        }
+        if comm.symmetric().is_none() {
+            let why = comm.capabilities().symmetric.clone().err();
+            let none = || Unsupported::SymmetricMemory("the backend offers none".to_owned());
+            return Err(Error::unsupported(why.unwrap_or_else(none)));
+        }
+        Ok(())
+    }
+
+    /// Serves the requests one after another on a model of the slots there are.
+    pub(super) fn price(
+        &self,
+        home: Home,
+        options: &Options,
+        known: &Known,
+        requests: &[Request],
+        may_grow: &Result<()>,
+    ) -> Priced {
+        let rules = Rules {
+            policy: &*self.policy,
+            options,
+            granule: home.granule,
+            overhead: home.overhead,
         };
-        if let Some(cap) = self.options.cap
-            && ask.bytes > cap
-        {
-            return Err(refused(Refusal::OverCap { cap }));
-        }
-        match self.policy.decide(views, ask) {
-            Decision::Hit(index)
-                if views
-                    .get(index)
-                    .is_some_and(|slot| !slot.leased && slot.capacity >= ask.bytes) =>
-            {
-                Ok(Verdict::Hit(index))
-            }
-            Decision::Grow { capacity, retire } if capacity >= ask.bytes => {
-                let how = if retire { How::Replacing } else { How::Beside };
-                Ok(Verdict::Grow { capacity, how })
-            }
-            Decision::Extend { slot, capacity }
-                if capacity >= ask.bytes && extends(views, slot, capacity) =>
-            {
-                let how = How::Extending(slot);
-                Ok(Verdict::Grow { capacity, how })
-            }
-            Decision::Refuse => Err(refused(Refusal::Policy)),
-            decision => {
-                let policy = self.policy.name();
-                tracing::error!(
-                    policy,
-                    ?decision,
-                    bytes = ask.bytes,
-                    "the policy's answer is void"
-                );
-                Err(refused(Refusal::Policy))
+        let mut model = self.model(rules, known);
+        let mut plan = Plan::default();
+        let mut refusal = None;
+        let mut refuse = |bytes, refused| {
+            refusal.get_or_insert_with(|| match refused {
+                Refused::By(why) => Error::new(ErrorKind::Refused { bytes, why }),
+                Refused::Memory(bytes) => {
+                    let rank = known.poorest;
+                    Error::new(ErrorKind::OutOfMemory { rank, bytes })
+                }
+                Refused::Miss => match may_grow {
+                    Err(why) => why.clone(),
+                    Ok(()) => Misuse::Sealed.into(),
+                },
+            });
+        };
+        let (mut served, mut first_miss) = (Vec::new(), None);
+        for &Request { bytes } in requests {
+            match model.reserve(bytes, may_grow.is_ok()) {
+                Ok(grown) => {
+                    plan.registrations += usize::from(grown);
+                    if grown {
+                        first_miss.get_or_insert(bytes);
+                    }
+                    served.push(bytes);
+                }
+                Err(refused) => {
+                    plan.refused += 1;
+                    refuse(bytes, refused);
+                }
             }
         }
+        if let Err(refused) = model.keeps(&served) {
+            plan.refused += 1;
+            refuse(0, refused);
+        }
+        plan.capacities = model.capacities();
+        (plan.capacity_bytes, plan.mapped_bytes) = model.kept.bytes();
+        Priced {
+            plan,
+            refusal,
+            first_miss,
+            extends: model.has_extended(),
+        }
+    }
+
+    /// The slots there are, as sizes.
+    fn model<'a>(&self, rules: Rules<'a>, known: &Known) -> Model<'a> {
+        let slot = |slot: &Slot| model::Slot {
+            generation: slot.id.0,
+            capacity: slot.capacity,
+            leased: slot.is_leased(),
+            claimed: known.free.binary_search(&slot.id).is_err(),
+            arena: slot.arena.map(|first| first.0),
+        };
+        let domain = |(index, slots): (usize, &Slots)| {
+            let number = u32::try_from(slots.ordinal).unwrap_or(u32::MAX);
+            let key = match self.options.domain {
+                _ if index == 0 => Key::Shared,
+                DomainMode::Graph => Key::Graph(number),
+                _ => Key::Stream(number),
+            };
+            let mut domain = Domain::new(key);
+            for one in slots.live() {
+                domain.push(slot(one));
+            }
+            domain
+        };
+        let domains = self.table.domains().iter().enumerate().map(domain);
+        let retired = self.table.retired().iter().map(slot);
+        Model::of(rules, known.outside, domains.collect(), retired.collect())
     }
 }
 
-/// Whether the slot, if there is one, is free and smaller.
-fn extends(views: &[SlotView], slot: Option<usize>, capacity: usize) -> bool {
-    let free = |view: &SlotView| !view.leased && view.capacity < capacity;
-    slot.is_none_or(|index| views.get(index).is_some_and(free))
+/// Refuses requests for nothing.
+pub(super) fn check_requests(requests: &[Request]) -> Result<()> {
+    match requests.iter().all(|request| request.bytes > 0) {
+        true => Ok(()),
+        false => Err(Misuse::ZeroBytes.into()),
+    }
 }

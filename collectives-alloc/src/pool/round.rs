@@ -147,6 +147,13 @@ impl Ballot {
         facts
     }
 
+    /// The slots that this rank does not hold, ascending.
+    pub(super) fn free_here(self) -> Vec<SlotId> {
+        let facts = self.facts(0).into_iter();
+        let own = facts.fold(Record::new(), Record::fact);
+        self.free(&[own])
+    }
+
     /// The slots that no rank holds, ascending.
     pub(super) fn free(self, records: &[Record]) -> Vec<SlotId> {
         let held = |bit: usize| {

@@ -10,7 +10,8 @@ use crate::policy::{Ask, SlotView};
 use crate::pool::ledger::Event;
 use crate::pool::round::Step;
 use crate::pool::table::SHARED;
-use crate::pool::{Growing, Home, Pool, Verdict, located};
+use crate::pool::{Growing, Home, Pool, located};
+use crate::verdict::{self, Verdict};
 
 impl Pool {
     /// Whether this pool may work, and for this communicator.
@@ -22,11 +23,7 @@ impl Pool {
             let cause = cause.clone();
             return Err(Error::new(ErrorKind::Poisoned { cause }));
         }
-        let home = *self.home.get_or_insert(Home {
-            comm: info.id,
-            granule: info.granule,
-            overhead: info.overhead,
-        });
+        let home = *self.home.get_or_insert(Home::of(info));
         if home.comm != info.id {
             let text = "the scratch pool belongs to another communicator";
             return Err(Misuse::Other(text.to_owned()).into());
@@ -132,6 +129,15 @@ impl Pool {
             slots.remember(ask.bytes, index);
         }
         Ok(verdict)
+    }
+
+    /// The policy's answer, where the cap and the policy's own contract allow it.
+    #[inline]
+    fn judge(&self, views: &[SlotView], ask: &Ask) -> Result<Verdict> {
+        verdict::judge(&*self.policy, self.options.cap, views, ask).map_err(|why| {
+            let bytes = ask.bytes;
+            Error::new(ErrorKind::Refused { bytes, why })
+        })
     }
 
     pub(super) fn miss(

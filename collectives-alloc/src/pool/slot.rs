@@ -292,10 +292,6 @@ impl Slot {
             arena: self.arena.map(|first| first.0),
         }
     }
-
-    pub(super) fn is_claimed(&self) -> bool {
-        self.captured
-    }
 }
 
 fn left_its_stream(slot: SlotId) -> Error {

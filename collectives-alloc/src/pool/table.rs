@@ -366,14 +366,6 @@ impl Table {
             .retain(|slots| slots.key == Domain::Shared || !slots.live.is_empty());
     }
 
-    /// Whether a newer generation maps the bytes of this slot again.
-    pub(super) fn maps_again(&self, slot: &Slot) -> bool {
-        slot.arena.is_some()
-            && self
-                .iter()
-                .any(|other| other.arena == slot.arena && other.id > slot.id)
-    }
-
     /// Bytes that the device lost to all slots, each once.
     pub(super) fn mapped(&self) -> usize {
         self.mapped_without(&[])

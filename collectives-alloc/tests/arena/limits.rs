@@ -1,5 +1,6 @@
 //! Addresses, windows, bytes: what is refused, and how.
 
+use collectives_alloc::budget::Budget;
 use collectives_alloc::bytes::ByteSize;
 use collectives_alloc::options::{OnMiss, Options};
 use collectives_alloc::policy::{Ask, Decision, Policy, SlotView};
@@ -7,6 +8,7 @@ use collectives_alloc::pool::Pool;
 use collectives_core::error::{ErrorKind, Refusal, Unsupported};
 use collectives_core::path::{Path, Reason};
 use collectives_core::rank::Rank;
+use collectives_core::scratch::Request;
 use collectives_host::model::DeviceModel;
 use collectives_host::world::HostWorld;
 use rstest::rstest;
@@ -77,6 +79,63 @@ fn a_fallback_for_want_of_addresses_is_counted_and_the_same_on_all_ranks() {
             // Refused alone, without asking the others.
             assert_eq!(stats.agreements, 3);
             drop(graph);
+        });
+}
+
+#[test]
+fn a_reservation_beyond_the_addresses_of_the_poorest_rank_registers_nothing() {
+    HostWorld::new(3)
+        .model(poor([100, 9, 50]))
+        .deadline(DEADLINE)
+        .run(|comm| {
+            let mut rig = Rig::new(comm, &arena());
+            let requests = [2, 10].map(|granules| Request::new(granules * GRANULE));
+            let error = rig.collectives.reserve(&requests).unwrap_err();
+            let ErrorKind::Refused { why, .. } = error.kind() else {
+                panic!("{error}");
+            };
+            let (addresses, limit) = (12 * GRANULE, 9 * GRANULE);
+            assert_eq!(*why, Refusal::OverAddresses { addresses, limit });
+            assert!(rig.slots().is_empty());
+            // Now it is known how many there are.
+            assert_eq!(rig.collectives.plan(&requests).unwrap().refused, 1);
+            let planned = rig.collectives.plan(&requests[..1]).unwrap();
+            assert_eq!(rig.collectives.reserve(&requests[..1]).unwrap(), planned);
+        });
+}
+
+#[rstest]
+#[case::a_budget(Some(16 * GRANULE), None, 16)]
+#[case::a_limit(None, Some(16), 16)]
+fn a_configuration_is_built_within_a_budget_and_a_limit(
+    #[case] budget: Option<usize>,
+    #[case] limit: Option<usize>,
+    #[case] refused: usize,
+) {
+    let model = |_| DeviceModel::new().with_granule(GRANULE);
+    HostWorld::new(2)
+        .model(model)
+        .deadline(DEADLINE)
+        .run(|comm| {
+            let mut config = arena();
+            config.growth = Some(1.0);
+            config.limit = limit.map(|granules| ByteSize::new(granules * GRANULE));
+            let budget = budget.map_or(Budget::new(usize::MAX), Budget::new);
+            let scratch = config.build_within(budget.clone()).unwrap();
+            let mut rig = Rig::over(comm, scratch);
+            for granules in [2, 7, 15] {
+                let request = [Request::new(granules * GRANULE)];
+                let planned = rig.collectives.plan(&request).unwrap();
+                assert_eq!(rig.collectives.reserve(&request).unwrap(), planned);
+                assert_eq!(budget.spent(), granules * GRANULE, "appended, not added");
+                assert_eq!(planned.mapped_bytes, rig.mapped());
+            }
+            let beyond = [3, refused + 1].map(|granules| Request::new(granules * GRANULE));
+            assert_eq!(rig.collectives.plan(&beyond).unwrap().refused, 1);
+            assert!(rig.collectives.reserve(&beyond).is_err());
+            assert_eq!(rig.slots().len(), 2, "the newest and the one it maps again");
+            let _ = rig.collectives.trim().unwrap();
+            assert_eq!(budget.spent(), 0);
         });
 }
 

@@ -75,7 +75,7 @@ fn zero_bytes_are_refused_and_change_nothing() {
             kind(pool.reserve(comm, &[Request::new(0)])),
             Misuse::ZeroBytes.into()
         );
-        assert!(pool.plan(comm.info(), &[Request::new(0)]).is_err());
+        assert!(pool.plan(comm, &[Request::new(0)]).is_err());
         assert_eq!(comm.mock.calls(), [Call::Agree], "of `reserve`");
     });
 }

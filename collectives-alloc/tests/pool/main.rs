@@ -9,6 +9,7 @@ mod interleavings;
 mod lifecycle;
 mod mock;
 mod prices;
+mod promises;
 mod ranks;
 mod releases;
 mod statistics;

@@ -2,13 +2,13 @@
 
 use collectives_alloc::geometric::Geometric;
 use collectives_alloc::options::DomainMode;
+use collectives_alloc::pool::Pool;
 use collectives_alloc::reserved::Reserved;
-use collectives_core::communicator::Communicator;
 use collectives_core::error::{ErrorKind, Refusal};
 use collectives_core::scratch::{Request, ScratchAllocator};
 use rstest::rstest;
 
-use crate::mock::{Call, alone, world};
+use crate::mock::{Call, MockComm, alone, world};
 use crate::{MIB, acquire, geometric, kind, pool, replace, touch};
 
 /// Who has the slot that a plan would replace.
@@ -39,14 +39,14 @@ fn a_slot_that_somebody_holds_is_paid_for_beside_the_one_that_replaces_it(
         });
         let lease = matches!(holder, Holder::Lease | Holder::Both)
             .then(|| acquire(&mut pool, comm, MIB, &stream).unwrap());
-        let plan = pool.plan(comm.info(), &[Request::new(3 * MIB)]).unwrap();
+        let plan = pool.plan(comm, &[Request::new(3 * MIB)]).unwrap();
         assert_eq!(plan.capacities, expected);
         assert_eq!(plan.mapped_bytes, expected.iter().sum::<usize>());
         assert_eq!((plan.registrations, plan.refused), (1, 0));
         // It comes true, and then the old slot is priced as what is retired.
         let made = pool.reserve(comm, &[Request::new(3 * MIB)]).unwrap();
         assert_eq!(made, plan);
-        let now = pool.plan(comm.info(), &[]).unwrap();
+        let now = pool.plan(comm, &[]).unwrap();
         assert_eq!(now.capacities, expected);
         assert_eq!(now.mapped_bytes, pool.stats().mapped_bytes());
         drop((graph, lease));
@@ -58,13 +58,13 @@ fn a_leased_slot_serves_no_request_of_a_plan() {
     alone(|comm| {
         let (mut pool, stream) = (geometric(), comm.stream());
         let lease = acquire(&mut pool, comm, MIB, &stream).unwrap();
-        let registrations = |pool: &collectives_alloc::pool::Pool, comm: &crate::mock::MockComm| {
-            let plan = pool.plan(comm.info(), &[Request::new(MIB)]).unwrap();
+        let registrations = |pool: &mut Pool, comm: &mut MockComm| {
+            let plan = pool.plan(comm, &[Request::new(MIB)]).unwrap();
             plan.registrations
         };
-        assert_eq!(registrations(&pool, comm), 1);
+        assert_eq!(registrations(&mut pool, comm), 1);
         lease.complete().unwrap();
-        assert_eq!(registrations(&pool, comm), 0);
+        assert_eq!(registrations(&mut pool, comm), 0);
     });
 }
 
@@ -79,7 +79,7 @@ fn slots_of_every_domain_are_priced_once() {
             let stream = comm.stream();
             touch(&mut pool, comm, size * MIB, &stream);
         }
-        let plan = pool.plan(comm.info(), &[]).unwrap();
+        let plan = pool.plan(comm, &[]).unwrap();
         assert_eq!(plan.capacities.len(), pool.stats().slots.len());
         assert_eq!(plan.mapped_bytes, pool.stats().mapped_bytes());
         assert_eq!(plan.capacity_bytes, pool.stats().capacity_bytes());
@@ -98,7 +98,7 @@ fn a_plan_costs_nothing_and_comes_true() {
             touch(&mut pool, comm, MIB, &stream);
             let requests = [MIB, 3 * MIB, 2 * MIB, 20 * MIB].map(Request::new);
             let _ = comm.mock.calls();
-            let planned = pool.plan(comm.info(), &requests).unwrap();
+            let planned = pool.plan(comm, &requests).unwrap();
             assert_eq!(comm.mock.calls(), []);
             let made = pool.reserve(comm, &requests).unwrap();
             assert_eq!(planned, made);
@@ -119,7 +119,7 @@ fn a_plan_counts_what_would_be_refused_and_reserve_refuses_it_before_it_spends()
     alone(|comm| {
         let mut pool = pool(Geometric::default(), |options| options.cap = Some(MIB));
         let requests = [MIB, 3 * MIB].map(Request::new);
-        assert_eq!(pool.plan(comm.info(), &requests).unwrap().refused, 1);
+        assert_eq!(pool.plan(comm, &requests).unwrap().refused, 1);
         let why = Refusal::OverCap { cap: MIB };
         let refused = kind(pool.reserve(comm, &requests));
         assert_eq!(

@@ -261,11 +261,11 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// # Errors
     ///
     /// As [`ScratchAllocator::plan`].
-    pub fn plan(&self, requests: &[Request]) -> Result<Plan> {
-        self.scratch.plan(self.comm.info(), requests)
+    pub fn plan(&mut self, requests: &[Request]) -> Result<Plan> {
+        self.scratch.plan(&mut self.comm, requests)
     }
 
-    /// Makes each of these requests a hit from now on; collective.
+    /// Makes each of these requests a hit from now on, or none of them; collective.
     ///
     /// # Errors
     ///

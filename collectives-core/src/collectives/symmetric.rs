@@ -8,7 +8,7 @@ use crate::agreement::Record;
 use crate::buffer::Buffer;
 use crate::communicator::{CommInfo, Communicator};
 use crate::dtype::Element;
-use crate::error::{Field, Misuse, Result};
+use crate::error::{Error, ErrorKind, Field, Misuse, Refusal, Result};
 use crate::layered::symmetric_of;
 use crate::memory::Memory;
 use crate::outcome;
@@ -28,6 +28,8 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// element types,
     /// [`OutOfMemory`](crate::error::ErrorKind::OutOfMemory) if one rank is out of memory,
     /// [`Unsupported`](crate::error::ErrorKind::Unsupported) without symmetric memory,
+    /// [`Refused`](ErrorKind::Refused) beyond the windows that the scratch allocator
+    /// [allows](ScratchAllocator::max_windows),
     /// [`PeerFailed`](crate::error::ErrorKind::PeerFailed) if one rank cannot allocate for another reason;
     /// [`Misuse`] if all ask for nothing, or for more than an address can express.
     pub fn symmetric_buffer<T: Element>(&mut self, count: usize) -> Result<Buffer<T>> {
@@ -36,9 +38,15 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     }
 
     fn register_buffer<T: Element>(&mut self, count: usize) -> Result<Buffer<T>> {
+        let limit = self.scratch.max_windows(&mut self.comm)?;
         // Whatever is wrong on this rank, it takes part in the round, so that no other waits.
         let allocated = match T::DTYPE.bytes(count) {
-            Ok(0) => Err(Misuse::ZeroBytes.into()),
+            Ok(0) => Err(Misuse::EmptyBuffer.into()),
+            Ok(bytes) if self.windows_with_one_more() > limit.unwrap_or(usize::MAX) => {
+                let (windows, limit) = (self.windows_with_one_more(), limit.unwrap_or(usize::MAX));
+                let why = Refusal::OverWindows { windows, limit };
+                Err(Error::new(ErrorKind::Refused { bytes, why }))
+            }
             Ok(bytes) => self.allocate_buffer(bytes),
             Err(error) => Err(error),
         };
@@ -113,6 +121,12 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         drop(free);
         self.device.collect();
         settled.map(|()| trimmed)
+    }
+
+    /// Windows there would be.
+    fn windows_with_one_more(&mut self) -> usize {
+        let symmetric = self.comm.symmetric();
+        symmetric.map_or(0, |symmetric| symmetric.window_count()) + 1
     }
 
     /// Waits for the last use of a buffer.

@@ -112,7 +112,7 @@ fn out_of_memory_on_one_rank_is_out_of_memory_on_all(
             let smaller = collectives.symmetric_buffer::<u8>(2 << 20)?;
             drop(smaller);
             let error = collectives.symmetric_buffer::<u8>(0).unwrap_err();
-            assert_eq!(error.misuse(), Some(&Misuse::ZeroBytes));
+            assert_eq!(error.misuse(), Some(&Misuse::EmptyBuffer));
             let _deferred = collectives.close()?;
             Ok(())
         });

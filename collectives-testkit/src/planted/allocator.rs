@@ -6,7 +6,7 @@ use std::time::Duration;
 use collectives_alloc::config::ScratchConfig;
 use collectives_alloc::options::{DomainMode, OnMiss, Options, Seal};
 use collectives_core::agreement::Record;
-use collectives_core::communicator::{CommInfo, Communicator, Deferred};
+use collectives_core::communicator::{Communicator, Deferred};
 use collectives_core::error::{Error, ErrorKind, Misuse, Refusal, Result};
 use collectives_core::path::Reason;
 use collectives_core::scratch::{
@@ -191,16 +191,25 @@ impl ScratchAllocator for BuggedAllocator {
         self.inner.fallback_reason(error)
     }
 
-    fn plan(&self, info: &CommInfo, requests: &[Request]) -> Result<Plan> {
-        let mut plan = self.inner.plan(info, requests)?;
-        if self.is(Planted::PlanHalves) {
-            plan.capacity_bytes /= 2;
-            plan.mapped_bytes /= 2;
+    fn plan(&mut self, comm: &mut dyn Communicator, requests: &[Request]) -> Result<Plan> {
+        let mut plan = self.inner.plan(comm, requests)?;
+        match self.bug {
+            Planted::PlanHalves => {
+                plan.capacity_bytes /= 2;
+                plan.mapped_bytes /= 2;
+            }
+            Planted::PlanHopes => plan.refused = 0,
+            _ => {}
         }
         Ok(plan)
     }
 
     fn reserve(&mut self, comm: &mut dyn Communicator, requests: &[Request]) -> Result<Plan> {
+        if self.is(Planted::ReservesOneByOne) {
+            for request in requests {
+                self.inner.reserve(comm, &[*request])?;
+            }
+        }
         self.inner.reserve(comm, requests)
     }
 
@@ -245,6 +254,11 @@ impl ScratchAllocator for BuggedAllocator {
             _ => {}
         }
         stats
+    }
+
+    fn max_windows(&mut self, comm: &mut dyn Communicator) -> Result<Option<usize>> {
+        let limit = self.inner.max_windows(comm)?;
+        Ok(limit.filter(|_| !self.is(Planted::BuffersUnbounded)))
     }
 
     fn splitting(&self) -> Option<Splitting> {

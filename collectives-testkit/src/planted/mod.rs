@@ -215,6 +215,12 @@ planted! {
     ReplaysForgotten,
     /// Allocator: a plan prices half of the slots.
     PlanHalves,
+    /// Allocator: a plan says that nothing will be refused.
+    PlanHopes,
+    /// Allocator: `reserve` registers what it can before it refuses the rest.
+    ReservesOneByOne,
+    /// Allocator: the bound on windows is for slots alone.
+    BuffersUnbounded,
     /// Allocator: a request for nothing is served.
     ZeroBytesServed,
     /// Allocator: a lease ends when it begins.

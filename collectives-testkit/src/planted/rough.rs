@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use collectives_core::addr::{WindowId, WindowSlice};
 use collectives_core::agreement::Record;
-use collectives_core::communicator::{CommInfo, Communicator, Deferred};
+use collectives_core::communicator::{Communicator, Deferred};
 use collectives_core::device::Device;
 use collectives_core::error::{Error, ErrorKind, MissedWhen, Misuse, Result};
 use collectives_core::layered::symmetric_of;
@@ -223,7 +223,7 @@ impl ScratchAllocator for Rough {
         None
     }
 
-    fn plan(&self, _info: &CommInfo, _requests: &[Request]) -> Result<Plan> {
+    fn plan(&mut self, _comm: &mut dyn Communicator, _requests: &[Request]) -> Result<Plan> {
         Ok(Plan::default())
     }
 

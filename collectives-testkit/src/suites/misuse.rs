@@ -61,7 +61,7 @@ fn sizes(rig: &mut Rig<'_>) -> Outcome {
         "collective calls so far"
     );
     ensure_eq!(scratch.stats().slots, before.slots, "slots");
-    let plan = scratch.plan(comm.info(), &[Request::new(0)]);
+    let plan = scratch.plan(&mut *comm, &[Request::new(0)]);
     let error = refused("a plan for zero bytes", plan)?;
     ensure_eq!(
         error.misuse(),

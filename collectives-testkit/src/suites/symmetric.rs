@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use collectives_core::addr::WindowId;
-use collectives_core::error::{ErrorKind, Misuse};
+use collectives_core::error::{ErrorKind, Misuse, Refusal};
 use collectives_core::layered::symmetric_of;
 use collectives_core::path::Path;
 use collectives_core::rank::Rank;
@@ -53,6 +53,13 @@ pub const CASES: &[Case] = &[
     .needs(&[Symmetric])
     .catches(Planted::WindowsStripped),
     Case::new(
+        "I7",
+        "a buffer beyond the windows there may be is refused",
+        bounded_buffers,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::BuffersUnbounded),
+    Case::new(
         "I37",
         "windows are registered in the same order everywhere",
         one_order,
@@ -95,6 +102,40 @@ pub const CASES: &[Case] = &[
     .needs(&[Symmetric, Graphs])
     .catches(Planted::AllocatedTwice),
 ];
+
+fn bounded_buffers(rig: &mut Rig<'_>) -> Outcome {
+    let mut options = rig.options();
+    options.max_windows = Some(2);
+    let mut handle = rig.collectives_with("geometric", options)?;
+    let first = handle.symmetric_buffer::<f32>(100)?;
+    rig.eager(&mut handle, rig.granule(), rig.stream())?;
+    let before = rig.witness().calls("allocate_symmetric");
+    for _ in 0..2 {
+        let error = refused("a third window", handle.symmetric_buffer::<f32>(100))?;
+        let why = match error.kind() {
+            ErrorKind::Refused { why, .. } => Some(*why),
+            _ => None,
+        };
+        let (windows, limit) = (3, 2);
+        let expected = Some(Refusal::OverWindows { windows, limit });
+        ensure_eq!(why, expected, "why a buffer is refused, by: {error}");
+        let text = error.to_string();
+        ensure!(!text.contains("scratch"), "it speaks of scratch: {text}");
+    }
+    let allocations = rig.witness().calls("allocate_symmetric");
+    ensure_eq!(allocations, before, "allocations so far");
+    // One that goes makes room.
+    drop(first);
+    let _trimmed = rig.settled_trim(&mut handle)?;
+    drop(handle.symmetric_buffer::<f32>(100)?);
+    let error = refused("a buffer of nothing", handle.symmetric_buffer::<f32>(0))?;
+    ensure_eq!(
+        error.misuse(),
+        Some(&Misuse::EmptyBuffer),
+        "a buffer of nothing"
+    );
+    rig.finish(handle)
+}
 
 fn stale(rig: &mut Rig<'_>) -> Outcome {
     let mut comm = rig.communicator()?;

@@ -4,6 +4,8 @@
 //! the pool adds is written down once more: who is lent what, what retires, what is freed when, what
 //! becomes of a miss where a rank has no memory or cannot register, and what a budget holds.
 
+use std::sync::Arc;
+
 use collectives_alloc::policy::{Ask, Decision, Policy, SlotView};
 use collectives_core::stats::Stats;
 
@@ -58,9 +60,9 @@ struct Counts {
 }
 
 /// A pool.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Model {
-    policy: Box<dyn Policy>,
+    policy: Arc<dyn Policy>,
     granule: usize,
     live: Vec<Slot>,
     retired: Vec<Slot>,
@@ -73,7 +75,7 @@ pub(crate) struct Model {
 impl Model {
     pub(crate) fn new(policy: Box<dyn Policy>, granule: usize, fault: Option<Fault>) -> Self {
         Self {
-            policy,
+            policy: policy.into(),
             granule,
             live: Vec::new(),
             retired: Vec::new(),
@@ -101,12 +103,15 @@ impl Model {
         grown
     }
 
-    /// As a request, of `reserve`.
+    /// As a request, of `reserve`, for which nothing is spent where a budget is too small.
     pub(crate) fn reserve(&mut self, bytes: usize, budgets: &Budgets) -> Result<(), Failed> {
-        match self.decide(bytes) {
-            Decision::Hit(_) => Ok(()),
-            _ => self.grow(bytes, budgets).map(drop),
+        if let Decision::Hit(_) = self.decide(bytes) {
+            return Ok(());
         }
+        let mut trial = self.clone();
+        trial.fault = None;
+        trial.grow(bytes, budgets)?;
+        self.grow(bytes, budgets).map(drop)
     }
 
     /// Lends a generation, or ends its lease.

@@ -79,16 +79,15 @@ fn seed_sweep(rig: &mut Rig<'_>) -> Outcome {
         37, 64, 101, 150, 192, 230, 300, 350, 410, 480, 505, 570, 640, 655, 700, 768,
     ];
     requests.extend(prompts.map(padded));
-    let comm = rig.communicator()?;
+    let mut comm = rig.communicator()?;
     for (policy, expected) in [
         ("exact", 51_118_080),           // 48.75 MiB
         ("geometric-class", 15_728_640), // 15 MiB
     ] {
-        let pool = rig.pool(policy, rig.options())?;
-        let plan = pool.plan(comm.info(), &requests)?;
+        let mut pool = rig.pool(policy, rig.options())?;
+        let plan = pool.plan(&mut *comm, &requests)?;
         ensure_eq!(plan.capacity_bytes, expected, "what `{policy}` keeps");
     }
-    let mut comm = comm;
     let _deferred = comm.shutdown()?;
     Ok(())
 }
@@ -119,7 +118,7 @@ fn counted(rig: &mut Rig<'_>) -> Outcome {
 }
 
 fn large_sizes(rig: &mut Rig<'_>) -> Outcome {
-    let handle = rig.collectives("exact")?;
+    let mut handle = rig.collectives("exact")?;
     let granule = rig.granule();
     for elements in [(1 << 29) - 1, 1 << 29, (1 << 29) + 1, (5 << 30) / 4 + 3] {
         let op = Op::AllReduce(ReduceOp::Sum);
@@ -147,7 +146,7 @@ fn plan_is_kept(rig: &mut Rig<'_>) -> Outcome {
         let requests: Vec<_> = [1, 7, 3, 2, 7]
             .map(|granules| Request::new(granules * rig.granule() - 5))
             .into();
-        let plan = scratch.pool.plan(scratch.comm.info(), &requests)?;
+        let plan = scratch.pool.plan(&mut *scratch.comm, &requests)?;
         ensure_eq!(
             scratch.pool.stats().mapped_bytes(),
             0,

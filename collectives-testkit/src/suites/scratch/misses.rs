@@ -95,9 +95,12 @@ fn sealed(rig: &mut Rig<'_>) -> Outcome {
             "whether {granules} granules are staged"
         );
     }
+    // What is there may be asked for again.
+    let plan = handle.reserve(&[Request::new(1)])?;
+    ensure_eq!(plan.registrations, 0, "registrations for what is there");
     let error = refused(
         "reserving after the seal",
-        handle.reserve(&[Request::new(1)]),
+        handle.reserve(&[Request::new(1), Request::new(5 * rig.granule())]),
     )?;
     ensure_eq!(
         error.misuse(),

@@ -16,6 +16,7 @@ mod leases;
 mod limits;
 mod misses;
 mod pieces;
+mod promises;
 
 const PARTS: &[&[Case]] = &[
     bounds::CASES,
@@ -24,6 +25,7 @@ const PARTS: &[&[Case]] = &[
     limits::CASES,
     misses::CASES,
     pieces::CASES,
+    promises::CASES,
 ];
 
 /// The cases.

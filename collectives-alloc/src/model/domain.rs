@@ -4,27 +4,29 @@ use crate::policy::SlotView;
 
 /// Which requests a domain serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Key {
+pub(crate) enum Key {
     Shared,
     Stream(u32),
     Graph(u32),
 }
 
+/// A slot without its memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Slot {
-    pub(super) generation: u64,
-    pub(super) capacity: usize,
-    pub(super) leased: bool,
-    pub(super) claimed: bool,
+pub(crate) struct Slot {
+    pub(crate) generation: u64,
+    pub(crate) capacity: usize,
+    pub(crate) leased: bool,
+    /// Whether something else than a lease holds it, as a graph does.
+    pub(crate) claimed: bool,
     /// The first generation of its arena.
-    pub(super) arena: Option<u64>,
+    pub(crate) arena: Option<u64>,
 }
 
 /// Slots in the order in which they came, and what a policy is told of each, so that no request makes
 /// a list of all.
-#[derive(Debug)]
-pub(super) struct Domain {
-    pub(super) key: Key,
+#[derive(Clone, Debug)]
+pub(crate) struct Domain {
+    pub(crate) key: Key,
     slots: Vec<Slot>,
     views: Vec<SlotView>,
 }
@@ -43,7 +45,7 @@ impl Slot {
 }
 
 impl Domain {
-    pub(super) const fn new(key: Key) -> Self {
+    pub(crate) const fn new(key: Key) -> Self {
         Self {
             key,
             slots: Vec::new(),
@@ -51,7 +53,7 @@ impl Domain {
         }
     }
 
-    pub(super) fn slots(&self) -> &[Slot] {
+    pub(crate) fn slots(&self) -> &[Slot] {
         &self.slots
     }
 
@@ -60,7 +62,7 @@ impl Domain {
     }
 
     /// Adds a slot; its index.
-    pub(super) fn push(&mut self, slot: Slot) -> usize {
+    pub(crate) fn push(&mut self, slot: Slot) -> usize {
         self.slots.push(slot);
         self.views.push(slot.view());
         self.slots.len() - 1

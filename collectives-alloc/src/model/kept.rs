@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use super::domain::Slot;
 
 /// Sums of the slots there are; of an arena, its newest generation, which maps the bytes of all others.
-#[derive(Debug, Default)]
-pub(super) struct Kept {
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Kept {
     slots: usize,
     capacity: u128,
     mapped: u128,
@@ -56,7 +56,7 @@ impl Kept {
     }
 
     /// Capacities and mapped bytes.
-    pub(super) fn bytes(&self) -> (usize, usize) {
+    pub(crate) fn bytes(&self) -> (usize, usize) {
         let clamped = |sum: u128| usize::try_from(sum).unwrap_or(usize::MAX);
         (clamped(self.capacity), clamped(self.mapped))
     }
