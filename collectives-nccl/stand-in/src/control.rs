@@ -8,8 +8,9 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::atomic::Ordering;
 
-use crate::graphs::RUNNING;
-use crate::streams;
+use crate::devices;
+use crate::owned::{DELAY, RUNNING};
+use crate::windows::REFUSES;
 use crate::world::lock;
 
 thread_local! {
@@ -85,11 +86,32 @@ extern "C" fn standin_destroying() -> usize {
 /// Contexts that this thread pushed and did not pop.
 #[unsafe(no_mangle)]
 extern "C" fn standin_contexts() -> usize {
-    streams::thread().0
+    devices::thread().0
 }
 
 /// The capture mode of this thread.
 #[unsafe(no_mangle)]
 extern "C" fn standin_mode() -> c_int {
-    streams::thread().1
+    devices::thread().1
+}
+
+/// Has work run no earlier than somebody waits for it, or as soon as it can.
+#[unsafe(no_mangle)]
+extern "C" fn standin_lazy(on: bool) {
+    let mut locked = lock();
+    let world = locked.get();
+    world.lazy = on;
+    world.enqueued();
+}
+
+/// Has destructors of what graphs own wait this many microseconds before they run.
+#[unsafe(no_mangle)]
+extern "C" fn standin_delay(microseconds: u64) {
+    DELAY.store(microseconds, Ordering::Relaxed);
+}
+
+/// Has the next window that this thread registers be refused.
+#[unsafe(no_mangle)]
+extern "C" fn standin_refuse_window() {
+    REFUSES.set(true);
 }

@@ -1,15 +1,16 @@
 //! What the driver and the library share: handles, counts, faults and what was done wrong.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use crate::communicators::Library;
 use crate::graphs::Graphs;
+use crate::groups::note_failure;
 use crate::memory::Ranges;
-use crate::nccl::Library;
-use crate::streams::StreamData;
+use crate::streams::{Event, StreamData};
 
 /// `CUDA_SUCCESS` and `ncclSuccess`.
 pub(crate) const SUCCESS: c_int = 0;
@@ -53,10 +54,16 @@ pub(crate) struct World {
     next: Handle,
     pub(crate) live: BTreeMap<Handle, Kind>,
     pub(crate) streams: BTreeMap<Handle, StreamData>,
+    /// Streams that have work.
+    pub(crate) busy: BTreeSet<Handle>,
+    /// Whether work runs no earlier than somebody waits for it.
+    pub(crate) lazy: bool,
+    pub(crate) events: BTreeMap<Handle, Event>,
     pub(crate) graphs: Graphs,
     pub(crate) ranges: Ranges,
     pub(crate) nccl: Library,
     calls: BTreeMap<&'static str, usize>,
+    pub(crate) modules: BTreeMap<Handle, String>,
     log: Option<Vec<String>>,
     fault: Option<Fault>,
     pub(crate) wrong: Vec<String>,
@@ -142,12 +149,37 @@ pub(crate) fn call(
     answer.err().unwrap_or(SUCCESS)
 }
 
-/// One function of a header.
+/// As [`call`], for what waits: `body` is tried until it has an answer.
+pub(crate) fn wait(
+    name: &'static str,
+    arguments: fmt::Arguments<'_>,
+    mut body: impl FnMut(&mut World) -> Result<Option<()>, c_int>,
+) -> c_int {
+    let mut locked = lock();
+    if let Err(code) = locked.get().admit(name, arguments) {
+        return code;
+    }
+    loop {
+        match body(locked.get()) {
+            Ok(Some(())) => return SUCCESS,
+            Ok(None) => locked = locked.wait(),
+            Err(code) => return code,
+        }
+    }
+}
+
+/// Functions of a header; those behind `waits` say `None` for as long as the caller has to wait.
 macro_rules! functions {
-    ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) |$world:ident| $body:block)+) => {$(
+    ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) |$world:ident| $body:block)+) => {
+        $crate::world::functions! { @call $(fn $name($($arg: $ty),*) |$world| $body)+ }
+    };
+    (waits $(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) |$world:ident| $body:block)+) => {
+        $crate::world::functions! { @wait $(fn $name($($arg: $ty),*) |$world| $body)+ }
+    };
+    (@$how:ident $(fn $name:ident($($arg:ident: $ty:ty),*) |$world:ident| $body:block)+) => {$(
         #[unsafe(no_mangle)]
         extern "C" fn $name($($arg: $ty),*) -> std::ffi::c_int {
-            $crate::world::call(
+            $crate::world::$how(
                 stringify!($name),
                 format_args!(concat!($(stringify!($arg), "={:?} "),*), $($arg),*),
                 |$world| $body,
@@ -180,6 +212,7 @@ impl World {
             Some(fault) if fault.left == 0 => {
                 let code = fault.code;
                 self.fault = None;
+                note_failure(code);
                 Err(code)
             }
             Some(fault) => {
@@ -187,6 +220,16 @@ impl World {
                 Ok(())
             }
             None => Ok(()),
+        }
+    }
+
+    /// Adds something to what is logged of the call that is being made.
+    pub(crate) fn note(&mut self, what: fmt::Arguments<'_>) {
+        if LOGS.get()
+            && let Some(line) = self.log.as_mut().and_then(|log| log.last_mut())
+        {
+            // Writing to a string cannot fail.
+            let _ = write!(line, "{what} ");
         }
     }
 

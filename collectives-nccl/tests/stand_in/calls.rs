@@ -52,11 +52,14 @@ fn on_actors(act: impl Fn(&mut Actor) + Sync) {
     is_clean(&before);
 }
 
-/// The functions that `call` calls on this thread, alone in the log.
-fn called(call: impl FnOnce()) -> Vec<(String, String)> {
-    control::begin_log();
-    call();
-    control::end_log()
+/// The functions that `call` calls on the first rank; `None` on the others, which call as well.
+fn called(actor: &mut Actor, call: impl FnOnce(&mut Actor)) -> Option<Vec<(String, String)>> {
+    let logs = actor.handle.rank().0 == 0;
+    if logs {
+        control::begin_log();
+    }
+    call(actor);
+    logs.then(control::end_log)
 }
 
 fn names(calls: &[(String, String)]) -> Vec<&str> {
@@ -65,10 +68,7 @@ fn names(calls: &[(String, String)]) -> Vec<&str> {
 
 pub(crate) fn zero_copy() {
     on_actors(|actor| {
-        if actor.handle.rank().0 > 0 {
-            return;
-        }
-        let calls = called(|| {
+        let calls = called(actor, |actor| {
             actor.handle.set_staging(Staging::Auto);
             let report = actor
                 .handle
@@ -76,6 +76,7 @@ pub(crate) fn zero_copy() {
                 .expect("an all-reduce");
             assert_eq!(report.path, Path::ZeroCopy);
         });
+        let Some(calls) = calls else { return };
         let expected = [
             "cuStreamIsCapturing",
             "cuCtxGetCurrent",
@@ -92,10 +93,7 @@ pub(crate) fn zero_copy() {
 
 pub(crate) fn staged() {
     on_actors(|actor| {
-        if actor.handle.rank().0 > 0 {
-            return;
-        }
-        let calls = called(|| {
+        let calls = called(actor, |actor| {
             actor.handle.set_staging(Staging::Forced);
             let report = actor
                 .handle
@@ -103,6 +101,7 @@ pub(crate) fn staged() {
                 .expect("an all-reduce");
             assert_eq!(report.path, Path::Staged);
         });
+        let Some(calls) = calls else { return };
         let work: Vec<_> = calls
             .iter()
             .filter(|(name, _)| !name.starts_with("cuCtx") && name != "cuStreamIsCapturing")
@@ -155,19 +154,14 @@ fn work(calls: &[(String, String)]) -> Vec<&str> {
 pub(crate) fn staged_order() {
     const COPY: &str = "cuMemcpyDtoDAsync_v2";
     on_actors(|actor| {
-        if actor.handle.rank().0 > 0 {
-            return;
-        }
         actor.handle.set_staging(Staging::Forced);
         let mut other = Buffer::<f32>::zeroed(&actor.device, COUNT, &actor.stream).expect("memory");
-        let averaged = called(|| {
+        let averaged = called(actor, |actor| {
             let (plain, stream) = (&mut actor.plain, &actor.stream);
             let report = actor.handle.all_reduce(plain, ReduceOp::Average, stream);
             assert_eq!(report.expect("an average").path, Path::Staged);
         });
-        let expected = [COPY, "ncclAllReduce", "cuLaunchKernel", COPY];
-        assert_eq!(work(&averaged), expected);
-        let grouped = called(|| {
+        let grouped = called(actor, |actor| {
             let plain = &mut actor.plain;
             let reports = actor.handle.group(&actor.stream, |group| {
                 group.all_reduce(plain, ReduceOp::Sum)?;
@@ -176,19 +170,23 @@ pub(crate) fn staged_order() {
             let reports = reports.expect("a group");
             assert!(reports.iter().all(|report| report.path == Path::Staged));
         });
-        let (reduce, start, end) = ("ncclAllReduce", "ncclGroupStart", "ncclGroupEnd");
-        let expected = [COPY, COPY, start, reduce, reduce, end, COPY, COPY];
-        assert_eq!(work(&grouped), expected);
         let raw = std::ptr::with_exposed_provenance_mut(actor.stream.raw());
         let cuda = actor.handle.communicator().cuda_device();
         // SAFETY: The stream lives as long as the actor.
         let theirs = unsafe { cuda.stream_from_raw(raw) }.expect("somebody's stream");
-        let marked = called(|| {
+        let marked = called(actor, |actor| {
             let report = actor
                 .handle
                 .all_reduce(&mut actor.plain, ReduceOp::Sum, &theirs);
             assert_eq!(report.expect("a call").path, Path::Staged);
         });
+        let (Some(averaged), Some(grouped), Some(marked)) = (averaged, grouped, marked) else {
+            return;
+        };
+        let (reduce, start, end) = ("ncclAllReduce", "ncclGroupStart", "ncclGroupEnd");
+        assert_eq!(work(&averaged), [COPY, reduce, "cuLaunchKernel", COPY]);
+        let expected = [COPY, COPY, start, reduce, reduce, end, COPY, COPY];
+        assert_eq!(work(&grouped), expected);
         assert_eq!(work(&marked), [COPY, reduce, COPY, "cuEventRecord"]);
     });
 }
@@ -222,9 +220,10 @@ fn refused(
     wanted: fn(&Misuse) -> bool,
 ) {
     let mut error = None;
-    let calls = called(|| {
+    let calls = called(actor, |actor| {
         error = actor.handle.all_reduce(tensor, ReduceOp::Sum, stream).err();
     });
+    let calls = calls.unwrap_or_default();
     let error = error.expect("a refusal");
     assert!(error.misuse().is_some_and(wanted), "{error}");
     assert!(!error.poisons());

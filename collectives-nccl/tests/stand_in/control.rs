@@ -7,6 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::Duration;
 use std::{fs, io};
 
 use libloading::os::unix::Library;
@@ -140,6 +141,17 @@ pub(crate) fn thread() -> (usize, c_int) {
     let contexts = symbol::<extern "C" fn() -> usize>("standin_contexts");
     let mode = symbol::<extern "C" fn() -> c_int>("standin_mode");
     (contexts(), mode())
+}
+
+/// Has work run no earlier than somebody waits for it, or as soon as it can.
+pub(crate) fn set_lazy(on: bool) {
+    symbol::<extern "C" fn(bool)>("standin_lazy")(on);
+}
+
+/// Has destructors of what graphs own wait before they run.
+pub(crate) fn set_delay(delay: Duration) {
+    let microseconds = u64::try_from(delay.as_micros()).unwrap_or(u64::MAX);
+    symbol::<extern "C" fn(u64)>("standin_delay")(microseconds);
 }
 
 /// Begins a capture as a framework would, in the thread's own mode.

@@ -2,12 +2,14 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use collectives_alloc::config::ScratchConfig;
 use collectives_core::buffer::Buffer;
 use collectives_core::collectives::Collectives;
+use collectives_core::communicator::Communicator as _;
 use collectives_core::device::Device;
 use collectives_core::error::Result;
 use collectives_core::graph::Capture;
@@ -45,6 +47,7 @@ impl Actor {
     pub(crate) fn join(end: InProcess, cuda: &Arc<CudaDevice>) -> Result<Self> {
         let mut options = Options::default();
         options.deadline = PATIENCE;
+        options.work_deadline = PATIENCE;
         let comm = NcclCommunicator::connect(Arc::new(end), Arc::clone(cuda), options)?;
         let scratch = ScratchConfig::from_toml("[scratch]\npolicy = \"geometric\"\n")?.build()?;
         let mut handle = Collectives::new(comm, scratch);
@@ -114,11 +117,15 @@ impl Actor {
     }
 }
 
-/// One rank's whole life.
+/// One rank's whole life. A rank on which a call fails has the others told, who may wait for it.
 fn live_through(end: InProcess, patience: Duration) -> Result<()> {
     let cuda = CudaDevice::open(0)?;
     let lived = Actor::join(end, &cuda).and_then(|mut actor| {
         let worked = actor.operate().and_then(|()| actor.replay());
+        if let Err(error) = &worked {
+            let abort = actor.handle.communicator().abort_handle();
+            abort.abort(&format!("a call failed: {error}"));
+        }
         let left = actor.leave();
         worked.and(left)
     });
@@ -126,14 +133,21 @@ fn live_through(end: InProcess, patience: Duration) -> Result<()> {
     lived
 }
 
-/// Gives back what is left, some of which other threads let go of.
+/// What was left when the ranks began, because giving it back failed, and will never be given back.
+static LEFT: AtomicUsize = AtomicUsize::new(0);
+
+/// What was used and is not given back.
+fn left(cuda: &CudaDevice) -> usize {
+    let destroys = control::destroying();
+    destroys + cuda.pending_count() + NcclCommunicator::ending_count()
+}
+
+/// Gives back what these ranks left, some of which other threads let go of.
 pub(crate) fn settle(cuda: &CudaDevice, patience: Duration) {
     let begun = Instant::now();
     loop {
-        let destroys = control::destroying() > 0;
         cuda.collect();
-        let busy = destroys || cuda.pending_count() > 0 || NcclCommunicator::ending_count() > 0;
-        if !busy || begun.elapsed() > patience {
+        if left(cuda) <= LEFT.load(Ordering::Relaxed) || begun.elapsed() > patience {
             return;
         }
         thread::sleep(Duration::from_millis(2));
@@ -142,6 +156,8 @@ pub(crate) fn settle(cuda: &CudaDevice, patience: Duration) {
 
 /// Runs `rank` on two threads that are named after their ranks, and says what became of each.
 pub(crate) fn on_ranks<R: Send>(rank: impl Fn(InProcess) -> R + Sync) -> Vec<R> {
+    let before = CudaDevice::open(0).map_or(0, |cuda| left(&cuda));
+    LEFT.store(before, Ordering::Relaxed);
     let rank = &rank;
     thread::scope(|scope| {
         let ranks = InProcess::world(2).into_iter().enumerate();
@@ -166,7 +182,7 @@ pub(crate) struct Life {
     pub(crate) thread: (usize, c_int),
 }
 
-/// Both ranks' whole lives.
+/// Both ranks' whole lives. What they leave is waited for so long.
 pub(crate) fn lives(patience: Duration) -> Vec<Life> {
     on_ranks(|end| Life {
         result: live_through(end, patience),

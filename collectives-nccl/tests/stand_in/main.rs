@@ -1,5 +1,5 @@
-//! This backend on a driver and a library that compute nothing, so that its own part is run where
-//! there is no GPU: which functions are called in which order, that nothing is left or used after its
+//! This backend on a driver and a library that are memory of the process, so that its own part is run
+//! where there is no GPU: which functions are called in which order, that nothing is left or used after its
 //! end, and what becomes of a call that fails, each in turn.
 //!
 //! The cases share one process, and run one after another.
@@ -7,6 +7,7 @@
 #[cfg(target_os = "linux")]
 mod calls;
 #[cfg(target_os = "linux")]
+#[expect(dead_code, reason = "shared with the kit over the stand-in")]
 mod control;
 #[cfg(target_os = "linux")]
 mod faults;
