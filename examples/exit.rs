@@ -6,6 +6,8 @@ use std::io::{self, ErrorKind, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
+use collectives_core::error::with_causes;
+
 /// Prints a line or more; that nobody reads them any more is no error.
 ///
 /// # Errors
@@ -34,7 +36,7 @@ pub fn code(faults: Result<Vec<String>, Box<dyn Error>>) -> ExitCode {
             ExitCode::FAILURE
         }
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("error: {}", with_causes(&*error));
             ExitCode::FAILURE
         }
     }

@@ -8,6 +8,7 @@
 use std::fmt;
 use std::time::Duration;
 
+pub use crate::causes::with_causes;
 use crate::collective::OpKind;
 use crate::dtype::DType;
 use crate::rank::Rank;

@@ -1,6 +1,7 @@
 //! One block of memory, with its guards while it lives and its poison afterwards.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -140,7 +141,11 @@ impl Block {
     }
 
     /// Zeroed symmetric memory: `charged` bytes in whole granules, of which the last `overhead`
-    /// are not usable, between two guards. `None` when there is none.
+    /// are not usable, between two guards.
+    ///
+    /// # Errors
+    ///
+    /// What this process has not enough of.
     pub(crate) fn symmetric(
         addresses: &mut Addresses,
         charged: usize,
@@ -148,11 +153,17 @@ impl Block {
         overhead: usize,
         guard: usize,
         shared: bool,
-    ) -> Option<Self> {
+    ) -> io::Result<Self> {
         let align = alignment_of(granule);
-        let before = guard.checked_next_multiple_of(align)?;
-        let after = charged.checked_add(guard)?.checked_next_multiple_of(PAGE)?;
-        let span = addresses.take(before.checked_add(after)?, align).ok()?;
+        let before = guard.checked_next_multiple_of(align);
+        let after = charged
+            .checked_add(guard)
+            .and_then(|bytes| bytes.checked_next_multiple_of(PAGE));
+        let (Some(before), Some(after)) = (before, after) else {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        };
+        let whole = before.checked_add(after);
+        let span = addresses.take(whole.ok_or(io::ErrorKind::OutOfMemory)?, align)?;
         let addr = span.start.offset(before);
         let mapped_before = guard.next_multiple_of(PAGE);
         let mapped = Span {
@@ -166,11 +177,12 @@ impl Block {
             // SAFETY: As above.
             unsafe { map(mapped.start, mapped.bytes) }.map(|()| None)
         };
-        // To the ranks it is one of them that got no memory; it may be for want of descriptors.
-        let done = done.inspect_err(|error| tracing::warn!(%error, mapped.bytes, "no memory"));
-        let Ok(file) = done else {
-            addresses.give_back(span);
-            return None;
+        let file = match done {
+            Ok(file) => file,
+            Err(error) => {
+                addresses.give_back(span);
+                return Err(error);
+            }
         };
         let bytes = charged - overhead;
         let pad = if guard == 0 { 0 } else { overhead + guard };
@@ -199,7 +211,7 @@ impl Block {
             // SAFETY: The guards are mapped, and nobody knows the block yet.
             unsafe { fill(guard.start, guard.bytes, CANARY) };
         }
-        Some(block)
+        Ok(block)
     }
 
     /// Where other processes find the block, piece by piece; nothing where they cannot.
@@ -220,22 +232,26 @@ impl Block {
     }
 
     /// The block with its usable bytes in these chunks, one after another, which add up to it.
-    /// `None`, and nothing mapped, where one of them cannot be.
-    pub(crate) fn over(mut self, all: Vec<Arc<Chunk>>, addresses: &mut Addresses) -> Option<Self> {
+    /// Nothing is mapped where one of them cannot be.
+    pub(crate) fn over(
+        mut self,
+        all: Vec<Arc<Chunk>>,
+        addresses: &mut Addresses,
+    ) -> io::Result<Self> {
         let mut start = self.addr;
         for chunk in &all {
             // SAFETY: The range is within the block, whose address nobody knows yet, and begins at
             // a page, as every chunk before it ended at one.
-            if unsafe { chunk.map(start) }.is_err() {
+            if let Err(error) = unsafe { chunk.map(start) } {
                 self.release(addresses);
-                return None;
+                return Err(error);
             }
             start = start.offset(chunk.bytes);
         }
         if let Backing::Pages { chunks, .. } = &mut self.backing {
             *chunks = all;
         }
-        Some(self)
+        Ok(self)
     }
 
     /// What the usable bytes are, where other ranges may map it too.

@@ -1,14 +1,13 @@
 //! Memory without an address of its own, which several address ranges map.
 
-use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use collectives_core::addr::Addr;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 use crate::block::SharedPiece;
+use crate::file;
 
 /// Zeroed memory in a file without a name. It goes with the last range that maps it, here or in a
 /// process that mapped it through this one.
@@ -22,9 +21,7 @@ impl Chunk {
     /// Memory of `bytes` bytes, a multiple of the page. The name shows in `/proc/self/fd` and
     /// `/proc/self/maps`.
     pub(crate) fn new(name: &str, bytes: usize) -> io::Result<Self> {
-        let name = CString::new(name)?;
-        let file = memfd_create(name.as_c_str(), MemfdFlags::CLOEXEC)?;
-        ftruncate(&file, bytes as u64)?;
+        let file = file::in_memory(name, bytes)?;
         Ok(Self { file, bytes })
     }
 

@@ -23,6 +23,7 @@ mod event;
 mod exchange;
 mod fabric;
 mod fence;
+mod file;
 mod flat;
 #[cfg(test)]
 mod gate;

@@ -4,11 +4,11 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use collectives_core::addr::Addr;
 
+use crate::file;
 use crate::model::AddressOrder;
 
 /// What the operating system maps in multiples of, or a multiple of that.
@@ -177,14 +177,11 @@ pub(crate) unsafe fn map(start: Addr, bytes: usize) -> io::Result<()> {
 
 /// Makes zeroed memory of reserved addresses that other processes can map too: the file it is.
 ///
-/// The file has no name in any file system, so nothing of it outlives its last user.
-///
 /// # Safety
 ///
 /// As for [`map`].
 pub(crate) unsafe fn map_shared(start: Addr, bytes: usize) -> io::Result<OwnedFd> {
-    let file = memfd_create("collectives-window", MemfdFlags::CLOEXEC)?;
-    ftruncate(&file, bytes as u64)?;
+    let file = file::in_memory("collectives-window", bytes)?;
     let (access, flags) = (
         ProtFlags::READ | ProtFlags::WRITE,
         MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED,

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::io;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -110,7 +111,7 @@ impl Space {
             Some(heap) => Use::ordinary(bytes).and_then(|wanted| heap.take(wanted)),
             None => Block::ordinary(bytes),
         };
-        self.own(state, block, bytes)
+        self.own(state, block.ok_or_else(none), bytes)
     }
 
     /// Symmetric memory of at least `bytes` bytes, in whole granules.
@@ -124,7 +125,7 @@ impl Space {
         let mut state = self.collected(charged, bytes)?;
         if let Some(heap) = &mut state.heap {
             let block = heap.take(Use::symmetric(charged, granule, overhead));
-            return self.own(state, block, bytes);
+            return self.own(state, block.ok_or_else(none), bytes);
         }
         let guard = self.model.guard();
         let shared = self.model.shared_memory();
@@ -165,13 +166,10 @@ impl Space {
         mut chunks: Vec<Arc<Chunk>>,
         charged: usize,
         more: usize,
-    ) -> Option<Block> {
+    ) -> io::Result<Block> {
         if more > 0 {
             let name = format!("collectives-{}", self.device);
-            let chunk = Chunk::new(&name, more).inspect_err(
-                |error| tracing::warn!(%error, bytes = more, "no memory that can be mapped twice"),
-            );
-            chunks.push(Arc::new(chunk.ok()?));
+            chunks.push(Arc::new(Chunk::new(&name, more)?));
         }
         let (granule, guard) = (self.model.granule(), self.model.guard());
         let block = Block::symmetric(&mut state.addresses, charged, granule, 0, guard, false)?;
@@ -247,10 +245,14 @@ impl Space {
     fn own(
         self: &Arc<Self>,
         mut state: MutexGuard<'_, State>,
-        block: Option<Block>,
+        block: io::Result<Block>,
         bytes: usize,
     ) -> Result<Memory> {
-        let block = block.ok_or_else(|| self.out_of_memory(bytes))?;
+        // To the ranks it is one of them that got no memory; it may be for want of descriptors.
+        let block = block.map_err(|error| {
+            tracing::warn!(%error, bytes, "no memory");
+            self.out_of_memory(bytes).caused_by(error)
+        })?;
         let key = state.next;
         state.next += 1;
         state.report.add(&block);
@@ -305,6 +307,11 @@ impl Space {
     fn lock_freed(&self) -> MutexGuard<'_, Vec<Freed>> {
         self.freed.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What the heap says, which knows no more of it.
+fn none() -> io::Error {
+    io::ErrorKind::OutOfMemory.into()
 }
 
 impl Freed {

@@ -14,6 +14,7 @@ pub(crate) enum Outcome {
     NullWindow,
     UnknownWindow,
     Unreachable,
+    Shortage,
 }
 
 impl Refusal for Outcome {
@@ -25,6 +26,7 @@ impl Refusal for Outcome {
         Self::NullWindow,
         Self::UnknownWindow,
         Self::Unreachable,
+        Self::Shortage,
     ];
 
     fn error(self, rank: Rank) -> Error {
@@ -41,6 +43,8 @@ impl Refusal for Outcome {
                 let what = format!("rank {rank} cannot map the memory of another rank");
                 ErrorKind::Unsupported(Unsupported::SymmetricMemory(what))
             }
+            // Who asked knows how much.
+            Self::Shortage => ErrorKind::OutOfMemory { rank, bytes: 0 },
             Self::Refused => {
                 // Nothing moved, so this does not poison, unlike other failures of a system.
                 let what = format!("rank {rank}: the device refused");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use collectives_core::addr::{Addr, Operand, WindowId, WindowSlice};
 use collectives_core::collective::Collective;
 use collectives_core::device::Device;
-use collectives_core::error::{Error, Field, Misuse, Result};
+use collectives_core::error::{Error, ErrorKind, Field, Misuse, Result};
 use collectives_core::memory::{KeepAlive, Memory};
 use collectives_core::rank::{CommId, Rank};
 use collectives_core::round::{self, Rounds};
@@ -210,7 +210,7 @@ impl Windows {
         // Reaching is local and may fail on one rank alone.
         let local = reached.as_ref().map(|_| ()).map_err(|&outcome| outcome);
         self.round("the end of register", local.map(|()| []))
-            .map_err(|error| self.named(error, "register"))?;
+            .map_err(|error| self.named(of_bytes(error, memory.bytes()), "register"))?;
         reached.map_err(|_| self.named(Misuse::UnknownWindow.into(), "register"))
     }
 
@@ -238,6 +238,14 @@ impl Windows {
 
     fn named(&self, error: Error, operation: &'static str) -> Error {
         self.seat.named(error.during(operation))
+    }
+}
+
+/// A want of memory, with the bytes that were wanted.
+fn of_bytes(error: Error, bytes: usize) -> Error {
+    match *error.kind() {
+        ErrorKind::OutOfMemory { rank, .. } => Error::new(ErrorKind::OutOfMemory { rank, bytes }),
+        _ => error,
     }
 }
 

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use collectives_core::bootstrap::{Bootstrap, DEFAULT_DEADLINE};
-use collectives_core::error::Result;
+use collectives_core::error::{Error, ErrorKind, Result};
 use collectives_core::in_process::InProcess;
 use collectives_core::rank::Rank;
 
@@ -63,19 +63,18 @@ impl HostWorld {
     /// the others get errors and not a hang. When the communicator cannot be made.
     pub fn run<R: Send>(&self, body: impl Fn(HostCommunicator) -> R + Sync) -> Vec<R> {
         let ends = InProcess::world(self.world_size);
+        let rank = |end| match self.connect_one(end) {
+            Ok(communicator) => body(communicator),
+            Err(error) => panic!("a rank could not connect: {error}"),
+        };
         let results: Vec<thread::Result<R>> = thread::scope(|scope| {
-            let body = &body;
-            let rank = |end| {
-                move || match self.connect_one(Arc::new(end)) {
-                    Ok(communicator) => body(communicator),
-                    Err(error) => panic!("a rank could not connect: {error}"),
-                }
+            let start = |end| start(scope, end, &rank);
+            let started: Vec<_> = ends.into_iter().map(start).collect();
+            let end = |started: Result<thread::ScopedJoinHandle<'_, R>>| match started {
+                Ok(rank) => rank.join(),
+                Err(error) => Err(Box::new(error.to_string()) as Box<_>),
             };
-            let spawned: Vec<_> = ends.into_iter().map(|end| scope.spawn(rank(end))).collect();
-            spawned
-                .into_iter()
-                .map(thread::ScopedJoinHandle::join)
-                .collect()
+            started.into_iter().map(end).collect()
         });
         let unwrap =
             |result: thread::Result<R>| result.unwrap_or_else(|panic| panic::resume_unwind(panic));
@@ -90,17 +89,15 @@ impl HostWorld {
     /// When a device or the communicator cannot be made.
     pub fn connect(&self) -> Result<Vec<HostCommunicator>> {
         let ends = InProcess::world(self.world_size);
+        let connect = |end| self.connect_one(end);
         thread::scope(|scope| {
-            let connect = |end| move || self.connect_one(Arc::new(end));
-            let spawned: Vec<_> = ends
-                .into_iter()
-                .map(|end| scope.spawn(connect(end)))
-                .collect();
-            let join = |rank: thread::ScopedJoinHandle<'_, _>| {
-                rank.join()
-                    .unwrap_or_else(|panic| panic::resume_unwind(panic))
+            let start = |end| start(scope, end, &connect);
+            let started: Vec<_> = ends.into_iter().map(start).collect();
+            let join = |started: Result<thread::ScopedJoinHandle<'_, _>>| {
+                let ended = started?.join();
+                ended.unwrap_or_else(|panic| panic::resume_unwind(panic))
             };
-            spawned.into_iter().map(join).collect()
+            started.into_iter().map(join).collect()
         })
     }
 
@@ -111,6 +108,26 @@ impl HostWorld {
             .inspect_err(|error| end.publish_failure(&error.to_string()))?;
         HostCommunicator::connect_within(end, device, self.deadline)
     }
+}
+
+/// Starts a rank. One for which there is no thread has failed, so that those that run do not wait for
+/// it.
+fn start<'scope, R: Send + 'scope>(
+    scope: &'scope thread::Scope<'scope, '_>,
+    end: InProcess,
+    body: &'scope (impl Fn(Arc<InProcess>) -> R + Sync),
+) -> Result<thread::ScopedJoinHandle<'scope, R>> {
+    let end = Arc::new(end);
+    let own = Arc::clone(&end);
+    thread::Builder::new()
+        .name(format!("rank-{}", end.rank()))
+        .spawn_scoped(scope, move || body(own))
+        .map_err(|error| {
+            let text = format!("there is no thread for the rank: {error}");
+            end.publish_failure(&text);
+            let error = Error::new(ErrorKind::System(text)).caused_by(error);
+            error.on_backend("host").on_rank(end.rank())
+        })
 }
 
 impl fmt::Debug for HostWorld {

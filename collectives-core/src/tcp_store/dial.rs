@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::limited::Limited;
+use super::limited::{Limited, is_shortage};
 use super::reception::READY;
 use super::wire::hello::{self, Answer, Hello, Refusal, Unread};
 
@@ -18,6 +18,8 @@ pub(super) enum Declined {
     Refused(Refusal),
     /// It did not answer in its time: it may be a stranger, and it may be rank 0 before it serves.
     Silent(String),
+    /// This process has not enough of something to connect anywhere.
+    Unable(io::Error),
     /// No process serves there, or one that speaks something else.
     Absent(String),
 }
@@ -58,9 +60,12 @@ fn connect(address: SocketAddr, until: Instant) -> Result<TcpStream, Declined> {
         stream.set_write_timeout(Some(limit))?;
         Ok(stream)
     });
-    connected.map_err(|error| match is_late(&error) {
-        true => Declined::Silent(format!("nothing answered a connection within {limit:?}")),
-        false => Declined::Absent(error.to_string()),
+    connected.map_err(|error| match error {
+        _ if is_shortage(&error) => Declined::Unable(error),
+        _ if is_late(&error) => {
+            Declined::Silent(format!("nothing answered a connection within {limit:?}"))
+        }
+        _ => Declined::Absent(error.to_string()),
     })
 }
 

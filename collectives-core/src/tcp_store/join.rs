@@ -120,7 +120,7 @@ impl Join {
     /// * [`ErrorKind::Misuse`] for a rank outside the world, a world without ranks, and a token of
     ///   more than 256 bytes;
     /// * [`ErrorKind::System`] on rank 0, when the port is still in use after five seconds or
-    ///   cannot be bound at all;
+    ///   cannot be bound at all, and where a process has no descriptor left for a connection;
     /// * [`ErrorKind::Timeout`] naming rank 0, when no store was reached; its source says what
     ///   happened last;
     /// * [`ErrorKind::Config`] when the store belongs to another session or to a world of another
@@ -212,6 +212,9 @@ impl Join {
                 };
                 match dial(address, hello, limit) {
                     Ok(stream) => return Ok(stream),
+                    Err(Declined::Unable(error)) => {
+                        return Err(system("this process cannot connect to the store", error));
+                    }
                     Err(Declined::Absent(why)) => pass.note(address, why),
                     Err(Declined::Silent(why)) => {
                         pass.silent = true;

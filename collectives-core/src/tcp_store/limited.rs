@@ -1,4 +1,5 @@
-//! Reading within a time in all, however slowly the bytes come.
+//! What is limited: the time for reading, in all and however slowly the bytes come, and what a
+//! process may have.
 
 use std::io::{self, Read};
 use std::net::TcpStream;
@@ -32,6 +33,21 @@ impl Read for Limited<'_> {
         self.stream.set_read_timeout(Some(left))?;
         self.stream.read(buffer)
     }
+}
+
+/// Whether this process has not enough of something for another socket, most often descriptors.
+#[cfg(unix)]
+pub(super) fn is_shortage(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+
+    let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+    let is_one = |errno: Errno| error.raw_os_error() == Some(errno.raw_os_error());
+    shortages.into_iter().any(is_one)
+}
+
+#[cfg(not(unix))]
+pub(super) fn is_shortage(_error: &io::Error) -> bool {
+    false
 }
 
 /// The instant after this duration, however absurd the duration is.

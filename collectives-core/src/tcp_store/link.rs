@@ -20,7 +20,7 @@ const FIRST_FAILURE: Duration = Duration::from_secs(1);
 /// The connection of one rank; dropping it takes leave.
 #[derive(Debug)]
 pub(super) struct Link {
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     /// Held while a frame is written, so that frames of two threads do not mix.
     writing: Mutex<()>,
     /// Held while a group is opened or closed, so that the store hears of both in their order.
@@ -82,7 +82,8 @@ impl Link {
         stream.set_nodelay(true)?;
         let inbox = Arc::new(Inbox::default());
         inbox.lock().groups.insert(Key::new(), Opened::default());
-        let (reading, into) = (stream.try_clone()?, Arc::clone(&inbox));
+        let stream = Arc::new(stream);
+        let (reading, into) = (Arc::clone(&stream), Arc::clone(&inbox));
         spawn("store link", move || read(&reading, &into, world_size))?;
         Ok(Self {
             stream,
@@ -261,7 +262,7 @@ impl Link {
         let frame = request.encode();
         let written = {
             let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-            (&self.stream).write_all(&frame)
+            (&*self.stream).write_all(&frame)
         };
         match written {
             Ok(()) => {}

@@ -1,6 +1,6 @@
 //! The store's side: a thread that accepts, and for each rank one that reads and one that writes.
 
-use std::io::{BufReader, Write};
+use std::io::{self, BufReader, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,10 +8,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::address;
+use super::limited::is_shortage;
 use super::peer::{Outgoing, outbox};
 use super::reception;
 use super::state::State;
-use super::wire::message::Request;
+use super::wire::message::{Key, Reply, Request};
 use super::wire::{read_frame, request_limit};
 
 /// Connections that may introduce themselves at the same time; more are turned away.
@@ -52,7 +53,7 @@ impl Host {
         world_size: u32,
         token: Vec<u8>,
         patience: Duration,
-    ) -> std::io::Result<Self> {
+    ) -> io::Result<Self> {
         let store = Arc::new(Store {
             state: Mutex::new(State::new(world_size)),
             unsent: Arc::default(),
@@ -116,15 +117,20 @@ impl Store {
 }
 
 fn accept(store: &Arc<Store>, listener: &TcpListener) {
+    // A descriptor to give up when there is no other, so that a rank that cannot be taken is told.
+    let mut spare = listener.try_clone().ok();
     loop {
-        let accepted = listener.accept();
+        let accepted = match listener.accept() {
+            Err(error) if is_shortage(&error) && spare.take().is_some() => listener.accept(),
+            accepted => accepted,
+        };
         if store.lock().is_over() {
             return;
         }
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors, or the stranger has gone already.
+                // Out of descriptors for longer, or the stranger has gone already.
                 tracing::debug!(%error, "the store could not accept a connection");
                 thread::sleep(Duration::from_millis(20));
                 continue;
@@ -134,9 +140,13 @@ fn accept(store: &Arc<Store>, listener: &TcpListener) {
             store.strangers.fetch_sub(1, Ordering::SeqCst);
             continue;
         }
+        let full = match &spare {
+            Some(_) => None,
+            None => listener.try_clone().map(|again| spare = Some(again)).err(),
+        };
         let serving = Arc::clone(store);
         let served = spawn("store read", move || {
-            serve(&serving, stream);
+            serve(&serving, stream, full);
             serving.end_if_over();
         });
         if let Err(error) = served {
@@ -146,24 +156,42 @@ fn accept(store: &Arc<Store>, listener: &TcpListener) {
     }
 }
 
-fn serve(store: &Arc<Store>, stream: TcpStream) {
+/// Serves a connection; `full` says why it cannot stay.
+fn serve(store: &Arc<Store>, stream: TcpStream, full: Option<io::Error>) {
     let introduced = reception::receive(store, &stream);
     store.strangers.fetch_sub(1, Ordering::SeqCst);
     let Some(rank) = introduced else { return };
     let (outbox, outgoing) = outbox(&store.unsent);
-    let writing = stream
-        .try_clone()
-        .and_then(|stream| spawn("store write", move || write(stream, &outgoing)));
+    let stream = Arc::new(stream);
+    let into = Arc::clone(&stream);
+    let writing = match full {
+        Some(error) => Err(error),
+        None => spawn("store write", move || write(&into, &outgoing)),
+    };
     store.lock().admit(rank, outbox);
     let cause = match writing {
         Ok(()) => read(store, rank, &stream),
-        Err(error) => Some(format!("the store could not serve it: {error}")),
+        Err(error) => Some(turn_away(rank, &stream, &error)),
     };
     if let Some(cause) = &cause {
         tracing::warn!(rank, cause, "a rank failed");
     }
     // The outbox ends with this, and the writer with the outbox.
     store.lock().leave(rank, cause);
+}
+
+/// Tells a rank that it cannot be served, and what the others are told.
+fn turn_away(rank: u32, mut stream: &TcpStream, error: &io::Error) -> String {
+    let cause = format!("the store could not serve it: {error}");
+    let failed = Reply::Failed {
+        key: Key::new(),
+        rank,
+        cause: cause.clone(),
+    };
+    if let Err(error) = stream.write_all(&failed.encode()) {
+        tracing::debug!(%error, rank, "a rank that cannot be served was not told");
+    }
+    cause
 }
 
 /// Serves a rank until it goes, and returns its cause if it failed.
@@ -187,14 +215,14 @@ fn read(store: &Store, rank: u32, stream: &TcpStream) -> Option<String> {
     }
 }
 
-fn write(mut stream: TcpStream, outgoing: &Outgoing) {
+fn write(mut stream: &TcpStream, outgoing: &Outgoing) {
     if let Err(error) = outgoing.drain(|frame| stream.write_all(frame)) {
         tracing::debug!(%error, "the store could not reach a rank");
     }
     let _ = stream.shutdown(Shutdown::Write);
 }
 
-pub(super) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+pub(super) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     thread::Builder::new()
         .name(name.to_owned())
         .stack_size(STACK)

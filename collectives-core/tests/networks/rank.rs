@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use collectives_core::env::World;
+use collectives_core::error::with_causes;
 
 /// Set in a process that is a rank.
 pub(crate) const RANK: &str = "COLLECTIVES_TEST_NETWORKS";
@@ -27,13 +28,7 @@ pub(crate) fn dispatch() {
     let Err(error) = run() else {
         std::process::exit(0)
     };
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text += &format!(": {source}");
-        next = source.source();
-    }
-    eprintln!("{text}");
+    eprintln!("{}", with_causes(&*error));
     std::process::exit(1);
 }
 

@@ -20,6 +20,7 @@ use super::neighbours::{self, Neighbours};
 use super::transport::Transport;
 use crate::device::HostDevice;
 use crate::fabric::lock;
+use crate::file;
 use crate::seat::{Reach, Seat};
 use crate::tickets::{Ticket, Tickets};
 use crate::verdict::Outcome;
@@ -256,8 +257,11 @@ impl<T: Transport> Seat for Endpoint<T> {
         {
             Ok((peers, mappings)) => Ok((peers, Reach::new(mappings))),
             Err(error) => {
-                tracing::error!(%error, rank = self.rank.0, "the memory of a peer cannot be mapped");
-                Err(Outcome::Unreachable)
+                tracing::warn!(%error, rank = self.rank.0, "the memory of a peer cannot be mapped");
+                Err(match file::is_shortage(&error) {
+                    true => Outcome::Shortage,
+                    false => Outcome::Unreachable,
+                })
             }
         }
     }

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use collectives_core::addr::Addr;
 use collectives_core::bootstrap::Bootstrap;
-use collectives_core::error::{Misuse, Result, Unsupported};
+use collectives_core::error::{Error, ErrorKind, Misuse, Result, Unsupported};
 use collectives_core::rank::Rank;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::block::SharedPiece;
+use crate::file;
 
 /// Where all ranks are.
 #[derive(Debug)]
@@ -27,15 +28,23 @@ pub struct Neighbours {
 }
 
 impl Neighbours {
-    /// Asks everybody; collective.
+    /// Asks everybody; collective. A rank that cannot say where it is fails all alike.
     pub(super) fn meet(
         bootstrap: &dyn Bootstrap,
         shares: bool,
         deadline: Duration,
     ) -> Result<Self> {
         let mut mine = process::id().to_le_bytes().to_vec();
-        mine.push(u8::from(shares));
-        mine.extend(machine().into_bytes());
+        match machine() {
+            Ok(machine) => {
+                mine.push(u8::from(shares));
+                mine.extend(machine.into_bytes());
+            }
+            Err(error) => {
+                mine.push(LOST);
+                mine.extend(error.to_string().into_bytes());
+            }
+        }
         let all = bootstrap.all_gather("engine/connect", &mine, deadline)?;
         let mut pids = Vec::with_capacity(all.len());
         let mut machines = Vec::new();
@@ -44,6 +53,12 @@ impl Neighbours {
             let garbled = || Misuse::Other(format!("rank {rank} sent a garbled record"));
             let (pid, rest) = bytes.split_first_chunk::<4>().ok_or_else(garbled)?;
             let (shares, machine) = rest.split_first().ok_or_else(garbled)?;
+            if *shares == LOST {
+                let why = String::from_utf8_lossy(machine);
+                let cause = format!("it cannot say which machine it is on: {why}");
+                let rank = Rank::new(rank);
+                return Err(Error::new(ErrorKind::PeerFailed { rank, cause }));
+            }
             pids.push(u32::from_le_bytes(*pid));
             share &= *shares == 1;
             if !machines.contains(&machine) {
@@ -118,6 +133,9 @@ impl Neighbours {
         Ok((peers.into(), mappings))
     }
 }
+
+/// Said in place of whether it shares by a rank that does not know where it is.
+const LOST: u8 = 2;
 
 /// Bytes of a piece on the wire.
 const PIECE: usize = 20;
@@ -231,16 +249,24 @@ fn open(pid: u32, file: i32, bytes: usize) -> io::Result<File> {
 
 /// What ranks have in common that can reach each other's descriptors: a name, one boot, and one
 /// numbering of processes.
-fn machine() -> String {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+///
+/// # Errors
+///
+/// Where one of them cannot be read for want of descriptors: to leave it out, as where no rank has it,
+/// would make another machine of this one.
+fn machine() -> io::Result<String> {
+    let boot = match fs::read_to_string("/proc/sys/kernel/random/boot_id") {
+        Err(error) if file::is_shortage(&error) => return Err(error),
+        boot => boot.unwrap_or_default(),
+    };
     let pids = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     let name = rustix::system::uname();
-    format!(
+    Ok(format!(
         "{}/{}/{}",
         name.nodename().to_string_lossy(),
         boot.trim(),
         pids.display()
-    )
+    ))
 }
 
 #[cfg(test)]

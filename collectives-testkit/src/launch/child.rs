@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use collectives_core::env::World;
+use collectives_core::error::with_causes;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use super::channel::{self, News};
@@ -39,7 +40,7 @@ pub fn dispatch(bodies: &[(&str, Body)]) {
             }
         },
         Ok(Err(error)) => {
-            let _ = tell(&parent, &News::Error(error.to_string()));
+            let _ = tell(&parent, &News::Error(with_causes(&error)));
             FAILED
         }
         // The hook has told it.
@@ -55,7 +56,7 @@ fn begin(name: &str, bodies: &[(&str, Body)]) -> Result<(Body, World, Parent), S
     let socket = variable(variables::SOCKET)?;
     let connected = channel::connect(&socket);
     let mut stream = connected.map_err(|error| format!("no way to the parent: {error}"))?;
-    let world = World::from_env().map_err(|error| error.to_string())?;
+    let world = World::from_env().map_err(|error| with_causes(&error))?;
     let token = variable(variables::TOKEN)?.into_bytes();
     let hello = News::Rank(world.rank.0, token).send(&mut stream);
     hello.map_err(|error| format!("no way to the parent: {error}"))?;
