@@ -1,5 +1,7 @@
 //! Asynchronous calls on host slices, inside a scope that waits for them at its end.
 
+mod ops;
+
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -11,8 +13,6 @@ use crate::device::Device;
 use crate::dtype::Element;
 use crate::error::{Misuse, Result};
 use crate::path::OpReport;
-use crate::rank::Rank;
-use crate::reduce::ReduceOp;
 use crate::scratch::ScratchAllocator;
 use crate::stream::Stream;
 use crate::tensor::{RawTensor, Tensor};
@@ -33,7 +33,32 @@ pub struct HostScope<'s, 'env, C: Communicator, A: ScratchAllocator> {
 }
 
 impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
-    /// Runs `body` with calls on host slices that may overlap, and waits for all of them.
+    /// Runs `body` with calls on host slices that may overlap in time, and waits for all of them.
+    ///
+    /// Calls run in the order they are made, on a stream of their own. All ranks make the same ones in
+    /// the same order.
+    ///
+    /// ```
+    /// use collectives_core::collectives::Collectives;
+    /// use collectives_core::communicator::Communicator;
+    /// use collectives_core::error::Result;
+    /// use collectives_core::reduce::ReduceOp;
+    /// use collectives_core::scratch::ScratchAllocator;
+    ///
+    /// fn step<C: Communicator, A: ScratchAllocator>(
+    ///     collectives: &mut Collectives<C, A>,
+    ///     loss: &mut [f32],
+    ///     mine: &[u64],
+    ///     all: &mut [u64],
+    ///     counts: &[usize],
+    /// ) -> Result<()> {
+    ///     collectives.scope(|scope| {
+    ///         scope.all_reduce(loss, ReduceOp::Average)?;
+    ///         scope.all_gather_v(mine, all, counts)?;
+    ///         Ok(())
+    ///     })
+    /// }
+    /// ```
     ///
     /// # Errors
     ///
@@ -91,73 +116,7 @@ impl Drop for Wait<'_> {
     }
 }
 
-/// Every call returns once it is enqueued; results are in the slices when the scope has ended.
-///
-/// # Errors
-///
-/// As the call of the same name on tensors.
-#[expect(
-    clippy::missing_errors_doc,
-    reason = "the errors are common to all operations and said once, above"
-)]
 impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
-    /// [`Collectives::all_reduce`] on a host slice.
-    pub fn all_reduce<T: Element>(
-        &mut self,
-        values: &'env mut [T],
-        op: ReduceOp,
-    ) -> Result<OpReport> {
-        self.in_out(values, |collectives, tensor, stream| {
-            collectives.all_reduce(tensor, op, stream)
-        })
-    }
-
-    /// [`Collectives::broadcast`] on a host slice.
-    pub fn broadcast<T: Element>(&mut self, values: &'env mut [T], root: Rank) -> Result<OpReport> {
-        self.in_out(values, |collectives, tensor, stream| {
-            collectives.broadcast(tensor, root, stream)
-        })
-    }
-
-    /// [`Collectives::reduce_scatter`] on host slices.
-    pub fn reduce_scatter<T: Element>(
-        &mut self,
-        send: &'env [T],
-        recv: &'env mut [T],
-        op: ReduceOp,
-    ) -> Result<OpReport> {
-        self.across(send, recv, |collectives, send, recv, stream| {
-            collectives.reduce_scatter(send, recv, op, stream)
-        })
-    }
-
-    /// [`Collectives::all_gather`] on host slices.
-    pub fn all_gather<T: Element>(
-        &mut self,
-        send: &'env [T],
-        recv: &'env mut [T],
-    ) -> Result<OpReport> {
-        self.across(send, recv, |collectives, send, recv, stream| {
-            collectives.all_gather(send, recv, stream)
-        })
-    }
-
-    /// [`Collectives::all_to_all`] on host slices.
-    pub fn all_to_all<T: Element>(
-        &mut self,
-        send: &'env [T],
-        recv: &'env mut [T],
-    ) -> Result<OpReport> {
-        self.across(send, recv, |collectives, send, recv, stream| {
-            collectives.all_to_all(send, recv, stream)
-        })
-    }
-
-    /// [`Collectives::barrier`] among the scope's calls.
-    pub fn barrier(&mut self) -> Result<()> {
-        self.collectives.barrier(self.stream).map(drop)
-    }
-
     fn in_out<T: Element>(
         &mut self,
         values: &'env mut [T],
@@ -176,29 +135,35 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
         Ok(report)
     }
 
+    /// A call on two slices, or on whichever of them this rank passes.
     fn across<T: Element>(
         &mut self,
-        send: &'env [T],
-        recv: &'env mut [T],
+        send: Option<&'env [T]>,
+        recv: Option<&'env mut [T]>,
         call: impl FnOnce(
             &mut Collectives<C, A>,
-            &dyn Tensor,
-            &mut dyn Tensor,
+            Option<&dyn Tensor>,
+            Option<&mut dyn Tensor>,
             &Stream,
         ) -> Result<OpReport>,
     ) -> Result<OpReport> {
         self.refuse_capture()?;
         if self.collectives.device.is_host() {
-            // SAFETY: The slice is borrowed for `'env`, which the scope outlasts by waiting, and
-            // it is only read.
-            let source = unsafe { RawTensor::from_ptr(send.as_ptr().cast_mut(), send.len()) };
-            let mut target = slice_mut(recv);
-            return call(self.collectives, &source, &mut target, self.stream);
+            let source = send.map(slice);
+            let mut target = recv.map(slice_mut);
+            let source = source.as_ref().map(|source| -> &dyn Tensor { source });
+            let target = target.as_mut().map(|target| -> &mut dyn Tensor { target });
+            return call(self.collectives, source, target, self.stream);
         }
         let device = Arc::clone(&self.collectives.device);
-        let source = Buffer::from_slice(&device, send, self.stream)?;
-        let mut target = Buffer::from_slice(&device, recv, self.stream)?;
-        let report = call(self.collectives, &source, &mut target, self.stream)?;
+        let copied = |values: &[T]| Buffer::from_slice(&device, values, self.stream);
+        let source = send.map(copied).transpose()?;
+        let source = source.as_ref().map(|source| -> &dyn Tensor { source });
+        let Some(recv) = recv else {
+            return call(self.collectives, source, None, self.stream);
+        };
+        let mut target = copied(recv)?;
+        let report = call(self.collectives, source, Some(&mut target), self.stream)?;
         self.returns
             .push(Box::new(move |stream| target.read_into(recv, stream)));
         Ok(report)
@@ -211,6 +176,12 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
             None => Ok(()),
         }
     }
+}
+
+fn slice<T: Element>(values: &[T]) -> RawTensor {
+    // SAFETY: The slice is borrowed for the scope's `'env`, which the scope outlasts by waiting, and it
+    // is only read.
+    unsafe { RawTensor::from_ptr(values.as_ptr().cast_mut(), values.len()) }
 }
 
 fn slice_mut<T: Element>(values: &mut [T]) -> RawTensor {
