@@ -1,4 +1,4 @@
-//! Vector clocks over the streams of one device: finds two uses of one slot without order.
+//! Vector clocks over the streams of one device: finds two uses of the same bytes without order.
 //!
 //! Every stream has a clock, and so has the host thread, which learns of a stream when it waits for
 //! it. A fence carries the clock of its latest record; a captured graph carries the waits, records and
@@ -7,10 +7,11 @@
 //! after another is of no account.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 
 use collectives_core::rank::{CaptureId, StreamId};
 
-/// A use of bytes of symmetric memory.
+/// A use of bytes of some memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Use {
     /// Which memory; what is mapped at several addresses is one memory.
@@ -31,11 +32,23 @@ impl Use {
             && other.start < self.start.saturating_add(self.bytes)
     }
 
+    /// Whether what conflicts with the other conflicts with this too.
     fn covers(&self, other: &Self) -> bool {
-        self.writes
+        (self.writes || !other.writes)
             && self.memory == other.memory
             && self.start <= other.start
             && self.start + self.bytes >= other.start + other.bytes
+    }
+}
+
+impl fmt::Display for Use {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = if self.writes { "write" } else { "read" };
+        write!(
+            f,
+            "a {what} of {} bytes at {} of memory #{}",
+            self.bytes, self.start, self.memory
+        )
     }
 }
 
@@ -118,14 +131,19 @@ impl Clocks {
             .find(|past| past.what.conflicts(&what) && !before(past));
         if let Some(past) = unordered {
             self.conflicts.push(format!(
-                "{what:x?} on stream {stream} is not ordered after {:x?} on stream {}",
+                "{what} on stream {stream} is not ordered after {} on stream {}",
                 past.what, past.stream
             ));
         }
-        // What is covered by a later write need not be compared again.
+        // What comes after this comes after what this covers.
         self.past
             .retain(|past| !(what.covers(&past.what) && before(past)));
         self.past.push(Past { what, stream, time });
+    }
+
+    /// The memory has gone, and nothing can use it any more.
+    pub(crate) fn forget(&mut self, memory: u64) {
+        self.past.retain(|past| past.what.memory != memory);
     }
 
     pub(crate) fn waits(&mut self, stream: StreamId, capture: Option<CaptureId>, fence: u64) {

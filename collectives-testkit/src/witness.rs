@@ -49,8 +49,8 @@ pub enum WindowEvent {
 struct Mapped {
     start: usize,
     bytes: usize,
-    /// Which symmetric memory it is; generations of an arena are one, and begin with the same byte.
-    symmetric: Option<u64>,
+    /// Which memory it is; generations of an arena are one, and begin with the same byte.
+    memory: u64,
     /// Goes when the bytes do, after their last owner and their window.
     alive: Weak<()>,
 }
@@ -72,9 +72,9 @@ struct State {
     calls: BTreeMap<&'static str, u64>,
     /// What memory there is; that which is gone stays until there is new memory.
     mapped: Vec<Mapped>,
-    /// How many symmetric memories there have been.
-    symmetric: u64,
-    /// The symmetric memory of every window.
+    /// How many memories there have been.
+    memory: u64,
+    /// The memory of every window.
     memories: HashMap<(CommId, WindowId), u64>,
     clocks: Clocks,
     /// What streams that capture have used.
@@ -84,20 +84,29 @@ struct State {
 }
 
 impl State {
-    /// Follows memory for as long as there are its bytes.
-    fn follow(&mut self, memory: &Memory, symmetric: Option<u64>) {
+    /// Follows memory for as long as there are its bytes, which may be those of a window.
+    fn follow(&mut self, memory: &Memory, extended: Option<(CommId, WindowId)>) {
         let bytes = Arc::new(());
+        self.memory += 1;
+        let known = extended.and_then(|window| self.memories.get(&window));
         let new = Mapped {
             start: memory.addr().value(),
             bytes: memory.bytes(),
-            symmetric,
+            memory: known.copied().unwrap_or(self.memory),
             alive: Arc::downgrade(&bytes),
         };
         memory.keeps(bytes);
         // What was where the new memory is has gone, even if it is only about to say so.
-        self.mapped
-            .retain(|known| !known.is_gone() && !known.overlaps(&new));
+        let gone = self
+            .mapped
+            .extract_if(.., |known| known.is_gone() || known.overlaps(&new));
+        let gone: Vec<_> = gone.map(|gone| gone.memory).collect();
         self.mapped.push(new);
+        for memory in gone {
+            if !self.mapped.iter().any(|known| known.memory == memory) {
+                self.clocks.forget(memory);
+            }
+        }
     }
 
     /// The memory that an address is in.
@@ -173,7 +182,7 @@ impl Witness {
             .sum()
     }
 
-    /// Pairs of uses of one slot that nothing orders.
+    /// Pairs of uses of the same bytes that nothing orders.
     pub fn conflicts(&self) -> Vec<String> {
         self.lock().clocks.conflicts().to_vec()
     }
@@ -183,6 +192,14 @@ impl Witness {
         self.lock().stale.clone()
     }
 
+    /// What no case may do, if it was done.
+    pub(crate) fn fault(&self) -> Option<String> {
+        let state = self.lock();
+        let stale = state.stale.first().cloned();
+        let unordered = |conflict| format!("unordered uses: {conflict}");
+        stale.or_else(|| state.clocks.conflicts().first().map(unordered))
+    }
+
     fn uses(&self, stream: &StreamRef, capture: Option<CaptureId>, sides: &[(Addr, usize, bool)]) {
         let mut state = self.lock();
         for &(addr, bytes, writes) in sides {
@@ -190,15 +207,13 @@ impl Witness {
             let Some(mapped) = state.at(start).filter(|_| bytes > 0).cloned() else {
                 continue;
             };
-            if let Some(memory) = mapped.symmetric {
-                let what = Use {
-                    memory,
-                    start: start - mapped.start,
-                    bytes,
-                    writes,
-                };
-                state.clocks.used(stream.id(), capture, what);
-            }
+            let what = Use {
+                memory: mapped.memory,
+                start: start - mapped.start,
+                bytes,
+                writes,
+            };
+            state.clocks.used(stream.id(), capture, what);
             if let Some(capture) = capture {
                 state.captured.entry(capture).or_default().push(mapped);
             }
@@ -258,11 +273,8 @@ impl Layer for WitnessLayer {
         self.0.count("allocate_symmetric");
         let memory = symmetric_of(inner)?.allocate(bytes, extend)?;
         let comm = inner.info().id;
-        let mut state = self.0.lock();
-        let extended = extend.and_then(|window| state.memories.get(&(comm, window)).copied());
-        state.symmetric += 1;
-        let number = extended.unwrap_or(state.symmetric);
-        state.follow(&memory, Some(number));
+        let extended = extend.map(|window| (comm, window));
+        self.0.lock().follow(&memory, extended);
         Ok(memory)
     }
 
@@ -274,8 +286,7 @@ impl Layer for WitnessLayer {
         let comm = inner.info().id;
         let mut state = self.0.lock();
         state.windows.push(event);
-        let mapped = state.at(memory.addr().value());
-        if let Some(number) = mapped.and_then(|mapped| mapped.symmetric) {
+        if let Some(number) = state.at(memory.addr().value()).map(|mapped| mapped.memory) {
             state.memories.insert((comm, window), number);
         }
         Ok(window)
@@ -344,6 +355,10 @@ impl Interpose for Arc<Witness> {
         let capture = inner.capture_state(stream)?;
         self.uses(stream, capture, &[(src, bytes, false), (dst, bytes, true)]);
         Ok(bytes)
+    }
+
+    fn accessing(&self, addr: Addr, bytes: usize, writes: bool, stream: &StreamRef) {
+        self.uses(stream, None, &[(addr, bytes, writes)]);
     }
 
     fn order(&self, inner: &dyn Device, earlier: &StreamRef, later: &StreamRef) -> Result<()> {

@@ -48,6 +48,11 @@ pub trait Interpose: Debug + Send + Sync + 'static {
         Ok(bytes)
     }
 
+    /// The host is about to write or read memory, behind everything on the stream.
+    fn accessing(&self, addr: Addr, bytes: usize, writes: bool, stream: &StreamRef) {
+        let _ = (addr, bytes, writes, stream);
+    }
+
     /// Orders two streams.
     fn order(&self, inner: &dyn Device, earlier: &StreamRef, later: &StreamRef) -> Result<()> {
         inner.order(earlier, later)
@@ -161,6 +166,7 @@ unsafe impl<I: Interpose> Device for Interposed<I> {
     }
 
     unsafe fn write(&self, dst: Addr, src: &[u8], stream: &StreamRef) -> Result<()> {
+        self.hooks.accessing(dst, src.len(), true, stream);
         // SAFETY: By the caller.
         unsafe { self.inner.write(dst, src, stream) }?;
         self.hooks.waited(stream);
@@ -168,6 +174,7 @@ unsafe impl<I: Interpose> Device for Interposed<I> {
     }
 
     unsafe fn read(&self, dst: &mut [u8], src: Addr, stream: &StreamRef) -> Result<()> {
+        self.hooks.accessing(src, dst.len(), false, stream);
         // SAFETY: By the caller.
         unsafe { self.inner.read(dst, src, stream) }?;
         self.hooks.waited(stream);

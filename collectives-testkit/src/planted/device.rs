@@ -45,6 +45,10 @@ pub(super) fn next_operation() -> u64 {
     OPERATIONS.replace(OPERATIONS.get() + 1)
 }
 
+thread_local! {
+    static ORDERS: Cell<u64> = const { Cell::new(0) };
+}
+
 /// As many fences as there are generations.
 #[derive(Debug, Default)]
 struct Generations(Mutex<HashMap<u64, Fence>>);
@@ -104,6 +108,7 @@ impl BuggedDevice {
 impl Interpose for BuggedDevice {
     fn capture_state(&self, inner: &dyn Device, stream: &StreamRef) -> Result<Option<CaptureId>> {
         OPERATIONS.set(0);
+        ORDERS.set(0);
         if self.is(Planted::CaptureHidden) {
             return Ok(None);
         }
@@ -150,6 +155,14 @@ impl Interpose for BuggedDevice {
             _ => {}
         }
         Ok(bytes)
+    }
+
+    fn order(&self, inner: &dyn Device, earlier: &StreamRef, later: &StreamRef) -> Result<()> {
+        let orders = ORDERS.replace(ORDERS.get() + 1);
+        if self.is(Planted::SecondOrderDropped) && orders > 0 {
+            return Ok(());
+        }
+        inner.order(earlier, later)
     }
 
     fn create_fence(&self, inner: &dyn Device) -> Result<Fence> {

@@ -159,6 +159,8 @@ planted! {
     AllocatesInCapture,
     /// Device: a captured copy waits on the host.
     WaitsInCapture,
+    /// Device: of the streams that a call comes after, only the first is waited for.
+    SecondOrderDropped,
     /// Device: waits for fences are left out.
     WaitsDropped,
     /// Device: waits for fences are left out of graphs.

@@ -3,6 +3,7 @@
 //! A new case is a function and a line in its suite's table; a new suite is a file and a line here.
 
 pub mod arena;
+pub mod buffers;
 pub mod communicator;
 pub mod disagreement;
 pub mod domains;
@@ -62,6 +63,10 @@ pub const ALL: &[Suite] = &[
     Suite {
         name: "streams",
         cases: streams::CASES,
+    },
+    Suite {
+        name: "buffers",
+        cases: buffers::CASES,
     },
     Suite {
         name: "disagreement",

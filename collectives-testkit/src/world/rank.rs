@@ -129,8 +129,8 @@ impl RankThread {
             (job.run)(&mut rig)?;
             // Nobody may be in the case any more when its remains are looked at.
             rig.meet()?;
-            if let Some(first) = rig.witness().stale().into_iter().next() {
-                return Err(Failure(first));
+            if let Some(fault) = rig.witness().fault() {
+                return Err(Failure(fault));
             }
             let quarantine = rig.quarantine.take();
             drop(rig);
