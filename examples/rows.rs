@@ -1,8 +1,13 @@
-//! Tables of requests in CSV, read alike by all programs.
+//! Tables of requests, read alike by all programs.
 //!
 //! A table has a header with a column of sizes and optionally a column `kind`, `prefill` (also where it
 //! is empty) or `decode`. Spaces around fields, blank lines, other columns and a byte order mark are
 //! skipped.
+//!
+//! Where sizes are tokens, published traces of servers will do as they are: CSV with a column
+//! `ContextTokens` (Azure) or `Request tokens` (BurstGPT), and lines of JSON with `input_length` (Mooncake).
+//! Each of their requests is a prefill of its prompt; one without a token of prompt is left out. How many
+//! tokens it generated says nothing of the batches that it was decoded in.
 
 use std::error::Error;
 use std::fmt;
@@ -12,6 +17,12 @@ use csv::{Position, ReaderBuilder, Trim};
 
 /// The column that says what a request is for.
 const KIND: &str = "kind";
+
+/// The unit that published traces have, and what they call it.
+const TOKENS: &str = "tokens";
+const PUBLISHED: [&str; 2] = ["ContextTokens", "Request tokens"];
+/// The same in lines of JSON.
+const INPUT_LENGTH: &str = "input_length";
 
 /// A column of sizes.
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +91,8 @@ pub enum RowError {
     },
 }
 
-/// Reads a table. Sizes are in the first of the units that has a column.
+/// Reads a table. Sizes are in the first of the units that has a column; those of a published trace
+/// are in `tokens`.
 ///
 /// # Errors
 ///
@@ -89,6 +101,9 @@ pub fn read(mut input: impl Read, units: &[Unit]) -> Result<Vec<Row>, RowError> 
     let mut text = String::new();
     input.read_to_string(&mut text)?;
     let text = text.trim_start_matches('\u{feff}');
+    if text.trim_start().starts_with('{') {
+        return published(json_rows(text, units));
+    }
     let mut reader = ReaderBuilder::new()
         .trim(Trim::All)
         .from_reader(text.as_bytes());
@@ -98,35 +113,85 @@ pub fn read(mut input: impl Read, units: &[Unit]) -> Result<Vec<Row>, RowError> 
         .clone();
     let column = |name: &str| header.iter().position(|known| known == name);
     let place = |unit: &Unit| column(unit.name).map(|at| (at, *unit));
-    let (size, unit) = units.iter().find_map(place).ok_or_else(|| {
-        let wanted = units.iter().map(|unit| unit.name).collect();
-        RowError::NoColumn { wanted }
-    })?;
+    let of_server = || {
+        let unit = *units.iter().find(|unit| unit.name == TOKENS)?;
+        let place = |name| Some((column(name)?, Unit { name, ..unit }));
+        PUBLISHED.into_iter().find_map(place)
+    };
+    let own = units.iter().find_map(place);
+    let (size, unit) = own.or_else(of_server).ok_or_else(|| no_column(units))?;
     let kind = column(KIND);
-    let rows: Vec<_> = reader
-        .records()
-        .map(|record| {
-            let record = record.map_err(|error| no_csv(text, &error))?;
-            let field = |at, column, why| RowError::Field {
-                line: line_of(text, record.position()),
-                column,
-                text: record.get(at).unwrap_or("").to_owned(),
-                why,
-            };
-            let said = record.get(size).unwrap_or("");
-            let (count, bytes) =
-                self::size(said, unit).map_err(|why| field(size, unit.name, why))?;
-            let kind = kind.map_or(Ok(Kind::Prefill), |at| {
-                let said = record.get(at).unwrap_or("");
-                self::kind(said).map_err(|why| field(at, KIND, why))
-            })?;
-            Ok(Row { count, bytes, kind })
-        })
-        .collect::<Result<_, RowError>>()?;
+    let rows = reader.records().map(|record| {
+        let record = record.map_err(|error| no_csv(text, &error))?;
+        let field = |at, column, why| RowError::Field {
+            line: line_of(text, record.position()),
+            column,
+            text: record.get(at).unwrap_or("").to_owned(),
+            why,
+        };
+        let said = record.get(size).unwrap_or("");
+        let (count, bytes) = self::size(said, unit).map_err(|why| field(size, unit.name, why))?;
+        let kind = kind.map_or(Ok(Kind::Prefill), |at| {
+            let said = record.get(at).unwrap_or("");
+            self::kind(said).map_err(|why| field(at, KIND, why))
+        })?;
+        Ok(Row { count, bytes, kind })
+    });
+    match own {
+        Some(_) => some(rows.collect::<Result<_, _>>()?),
+        None => published(rows),
+    }
+}
+
+fn no_column(units: &[Unit]) -> RowError {
+    let wanted = units.iter().map(|unit| unit.name).collect();
+    RowError::NoColumn { wanted }
+}
+
+fn some(rows: Vec<Row>) -> Result<Vec<Row>, RowError> {
     match rows.is_empty() {
         true => Err(RowError::NoRows),
         false => Ok(rows),
     }
+}
+
+/// The requests of a published trace that have a prompt.
+fn published(rows: impl IntoIterator<Item = Result<Row, RowError>>) -> Result<Vec<Row>, RowError> {
+    let has_prompt = |row: &Result<Row, RowError>| !matches!(row, Err(RowError::Field { text, .. }) if text == "0");
+    some(
+        rows.into_iter()
+            .filter(has_prompt)
+            .collect::<Result<_, _>>()?,
+    )
+}
+
+/// The requests of lines of JSON, an object each.
+fn json_rows<'a>(
+    text: &'a str,
+    units: &'a [Unit],
+) -> impl Iterator<Item = Result<Row, RowError>> + 'a {
+    let lines = (1..)
+        .zip(text.lines())
+        .filter(|(_, said)| !said.trim().is_empty());
+    lines.map(|(line, said)| {
+        let unit = units.iter().find(|unit| unit.name == TOKENS);
+        let unit = unit.ok_or_else(|| no_column(units))?;
+        let object: serde_json::Value = serde_json::from_str(said).map_err(|error| {
+            let what = format!("it is no JSON: {error}");
+            RowError::Csv { line, what }
+        })?;
+        let said = object
+            .get(INPUT_LENGTH)
+            .map_or(String::new(), ToString::to_string);
+        let (count, bytes) = size(&said, *unit).map_err(|why| RowError::Field {
+            line,
+            column: INPUT_LENGTH,
+            text: said,
+            why,
+        })?;
+        let kind = Kind::Prefill;
+        Ok(Row { count, bytes, kind })
+    })
 }
 
 /// A size in its unit and in bytes, or why it is none.
@@ -207,7 +272,7 @@ impl Error for RowError {}
 mod tests {
     use super::*;
 
-    const TOKENS: Unit = Unit {
+    const IN_TOKENS: Unit = Unit {
         name: "tokens",
         bytes: 1 << 10,
     };
@@ -217,7 +282,7 @@ mod tests {
     };
 
     fn tokens(text: &str) -> Result<Vec<(usize, Kind)>, RowError> {
-        let rows = read(text.as_bytes(), &[TOKENS])?;
+        let rows = read(text.as_bytes(), &[IN_TOKENS])?;
         Ok(rows.iter().map(|row| (row.count, row.kind)).collect())
     }
 
@@ -237,11 +302,50 @@ mod tests {
     }
 
     #[test]
+    fn published_traces_of_servers_are_prompts() {
+        let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n\
+                     2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n";
+        let burst = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n\
+                     5,ChatGPT,374,18,490,Conversation log\n45,ChatGPT,0,0,0,API log\n\
+                     118,GPT-4,396,276,1361,API log\n";
+        let mooncake = "{\"timestamp\": 0, \"input_length\": 374, \"output_length\": 500, \
+                        \"hash_ids\": [0, 1]}\n\n{\"timestamp\": 3, \"input_length\": 396}\r\n";
+        for text in [azure, burst, mooncake, &format!("\u{feff}{mooncake}")] {
+            let expected = [(374, Kind::Prefill), (396, Kind::Prefill)];
+            assert_eq!(tokens(text).unwrap(), expected, "{text}");
+        }
+        // A table of our own says zero by mistake.
+        assert!(tokens("tokens\n0\n5\n").is_err());
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_published_trace_is_named_with_its_line() {
+        let said = |text: &str| tokens(text).unwrap_err().to_string();
+        let azure = said("TIMESTAMP,ContextTokens,GeneratedTokens\na,1,1\nb,many,1\n");
+        assert_eq!(
+            azure,
+            "line 3, `ContextTokens`: `many`: it is no whole number"
+        );
+        let mooncake = said("{\"input_length\": 5}\n{\"input_length\": 1.5}\n");
+        assert_eq!(
+            mooncake,
+            "line 2, `input_length`: `1.5`: it is no whole number"
+        );
+        let missing = said("{\"input_length\": 5}\n\n{\"output_length\": 5}\n");
+        assert_eq!(missing, "line 3, `input_length`: ``: it is no whole number");
+        let broken = said("{\"input_length\": 5}\n{\n");
+        assert!(broken.starts_with("line 2: it is no JSON: "), "{broken}");
+        assert_eq!(said("{\"input_length\": 0}\n"), "there are no requests");
+        let other = read("{}".as_bytes(), &[BYTES]).unwrap_err();
+        assert!(matches!(other, RowError::NoColumn { .. }), "{other}");
+    }
+
+    #[test]
     fn the_first_unit_that_has_a_column_counts() {
         let text = "tokens,bytes\n2,5\n";
         let bytes = |units: &[Unit]| read(text.as_bytes(), units).unwrap()[0].bytes;
-        assert_eq!(bytes(&[BYTES, TOKENS]), 5);
-        assert_eq!(bytes(&[TOKENS, BYTES]), 2048);
+        assert_eq!(bytes(&[BYTES, IN_TOKENS]), 5);
+        assert_eq!(bytes(&[IN_TOKENS, BYTES]), 2048);
     }
 
     #[test]

@@ -11,7 +11,8 @@ use collectives_core::dtype::DType;
 #[command(name = "advisor")]
 pub(crate) struct Options {
     /// What `Recorded` wrote, or a CSV file with a column `bytes`, or `tokens`; optionally with a
-    /// column `kind`, `prefill` or `decode`, of which the latter are captured.
+    /// column `kind`, `prefill` or `decode`, of which the latter are captured. Or a published trace:
+    /// Azure's or BurstGPT's CSV, Mooncake's lines of JSON.
     pub(crate) trace: PathBuf,
 
     /// Elements of a token, for a file with a column `tokens`.

@@ -37,7 +37,7 @@ pub(crate) struct Options {
     pub(crate) policy: Vec<String>,
 
     /// `seed`, `server`, or a CSV file with a column `tokens` and optionally `kind` (`prefill` or
-    /// `decode`).
+    /// `decode`), or a published trace: Azure's or BurstGPT's CSV, Mooncake's lines of JSON (.jsonl).
     #[arg(long, default_value = "seed")]
     pub(crate) trace: TraceSource,
 
@@ -123,9 +123,14 @@ impl FromStr for TraceSource {
         match text {
             "seed" => Ok(Self::Seed),
             "server" => Ok(Self::Server),
-            path if path.ends_with(".csv") => Ok(Self::File(path.into())),
+            path if [".csv", ".jsonl", ".json"]
+                .iter()
+                .any(|end| path.ends_with(end)) =>
+            {
+                Ok(Self::File(path.into()))
+            }
             other => Err(format!(
-                "`{other}` is neither `seed`, `server` nor a .csv file"
+                "`{other}` is neither `seed`, `server` nor a .csv or .jsonl file"
             )),
         }
     }
