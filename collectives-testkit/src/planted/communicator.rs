@@ -26,6 +26,7 @@ pub(crate) struct Bugged {
     bug: Option<Planted>,
     last: Option<Memory>,
     registered: u64,
+    left_out: bool,
 }
 
 impl Bugged {
@@ -34,6 +35,7 @@ impl Bugged {
             bug,
             last: None,
             registered: 0,
+            left_out: false,
         }
     }
 
@@ -77,6 +79,11 @@ impl Bugged {
             Some(Planted::AverageDropped) => |_, op| {
                 if op.op == Op::ReduceScatter(ReduceOp::Average) {
                     op.op = Op::ReduceScatter(ReduceOp::Sum);
+                }
+            },
+            Some(Planted::AverageOnlyInPlace) => |_, op| {
+                if op.op == Op::AllReduce(ReduceOp::Average) && !op.send.same_range(op.recv) {
+                    op.op = Op::AllReduce(ReduceOp::Sum);
                 }
             },
             Some(Planted::ShardOffByAGranule) => |inner, op| {
@@ -215,9 +222,11 @@ impl Bugged {
         }
     }
 
-    pub(crate) fn color(&self, color: Option<u32>) -> Option<u32> {
+    pub(crate) fn color(&mut self, color: Option<u32>) -> Option<u32> {
+        self.left_out |= color.is_none();
         match color {
             Some(_) if self.is(Planted::ColorIgnored) => Some(0),
+            Some(_) if self.is(Planted::LeftOutForGood) && self.left_out => None,
             color => color,
         }
     }

@@ -60,6 +60,8 @@ planted! {
     StagedSumIsMaximum,
     /// Communicator: a reduce-scatter that averages sums.
     AverageDropped,
+    /// Communicator: an average out of place is a sum.
+    AverageOnlyInPlace,
     /// Communicator: a shard in a window is taken for the one a granule further on.
     ShardOffByAGranule,
     /// Communicator: gathers and scatters lose the window of the side that must lie in one.
@@ -68,6 +70,8 @@ planted! {
     WindowOnSomeRanks,
     /// Communicator: `split` ignores the color.
     ColorIgnored,
+    /// Communicator: a rank that one split leaves out is left out of all that follow.
+    LeftOutForGood,
     /// Communicator: a staged operation reads the original tensor.
     OriginalPointer,
     /// Communicator: an operation on a slice of a slot runs on twice as much of the slot.

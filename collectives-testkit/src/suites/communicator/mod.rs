@@ -7,10 +7,12 @@ use crate::case::Case;
 mod long;
 mod operations;
 mod paths;
+mod reductions;
 mod rounding;
 
 const PARTS: &[&[Case]] = &[
     operations::CASES,
+    reductions::CASES,
     rounding::CASES,
     paths::CASES,
     long::CASES,
