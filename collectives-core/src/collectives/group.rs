@@ -224,19 +224,16 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         routes: &[Route],
         site: Site<'_>,
     ) -> Result<Result<Option<Lease>, Reason>> {
-        let mut total = 0_usize;
-        let mut last = 0;
-        for (call, route) in calls.iter().zip(routes) {
-            if let Route::Stage { sides, .. } = *route {
-                last = staged::scratch_bytes(call, sides, self.world_size)?;
-                total = total.saturating_add(aligned(last)?);
-            }
-        }
-        if last == 0 {
+        let staged = calls.iter().zip(routes).filter_map(|(call, route)| {
+            let Route::Stage { sides, .. } = *route else {
+                return None;
+            };
+            Some(staged::scratch_bytes(call, sides, self.world_size))
+        });
+        let bytes = staged::together(staged)?;
+        if bytes == 0 {
             return Ok(Ok(None));
         }
-        // The last part needs no padding behind it.
-        let bytes = total - aligned(last)? + last;
         Ok(self.acquire(bytes, site)?.map(Some))
     }
 }

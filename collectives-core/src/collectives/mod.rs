@@ -16,6 +16,7 @@ mod group;
 mod host;
 mod ops;
 mod pieces;
+mod requests;
 mod route;
 mod rows;
 mod run;
@@ -217,42 +218,6 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         self.comm.abort_handle()
-    }
-
-    /// The scratch one call would take at most, as a request to plan or reserve; `None` if it
-    /// would not be staged whatever its operands. For a call that is staged
-    /// [in pieces](ScratchAllocator::splitting) that is one piece.
-    ///
-    /// `count` counts as the operation does: elements for an all-reduce, elements per rank for a
-    /// reduce-scatter or an all-gather.
-    ///
-    /// # Errors
-    ///
-    /// [`Misuse::SizeOverflow`](crate::error::Misuse::SizeOverflow).
-    pub fn request_for(
-        &self,
-        op: Op<'_>,
-        dtype: crate::dtype::DType,
-        count: usize,
-    ) -> Result<Option<Request>> {
-        let call = Collective {
-            op,
-            dtype,
-            send: crate::addr::Operand::EMPTY,
-            recv: crate::addr::Operand::EMPTY,
-            counts: Counts::Even(count),
-        };
-        dtype.bytes(call.counts.total(self.world_size, dtype)?)?;
-        let rules = &self.comm.capabilities().paths;
-        let Ok(rule) = rules.rule(&call, self.rank, self.world_size) else {
-            return Ok(None);
-        };
-        let needs = staged::scratch_bytes(&call, rule.needs, self.world_size)?;
-        let bytes = match self.cut(&call, rule.needs, needs) {
-            Some(_) => self.splitting.piece,
-            None => needs,
-        };
-        Ok((bytes > 0).then_some(Request::new(bytes)))
     }
 
     /// What these requests would cost on top of what is kept; local and free. Requests are leases: of a

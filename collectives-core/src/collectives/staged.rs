@@ -74,6 +74,21 @@ fn side_bytes(call: &Collective<'_>, world_size: usize) -> Result<(usize, usize)
     }
 }
 
+/// Bytes of one lease for calls that take so many each, in their order.
+pub(super) fn together(parts: impl IntoIterator<Item = Result<usize>>) -> Result<usize> {
+    let (mut total, mut padding) = (0_usize, 0);
+    for bytes in parts {
+        let bytes = bytes?;
+        if bytes > 0 {
+            let part = aligned(bytes)?;
+            padding = part - bytes;
+            total = total.checked_add(part).ok_or_else(too_large)?;
+        }
+    }
+    // The last part needs no padding behind it.
+    Ok(total - padding)
+}
+
 /// Rounds a part of a lease up, so that the next part is aligned.
 pub(super) fn aligned(bytes: usize) -> Result<usize> {
     bytes
