@@ -60,6 +60,10 @@ impl Policy for Arena {
         digest.word(self.growth.millionths().into()).finish()
     }
 
+    fn parameters(&self) -> Vec<(&'static str, String)> {
+        vec![("growth", self.growth.to_string())]
+    }
+
     fn bound(&self, largest: usize, granule: usize) -> Option<usize> {
         self.growth.times(largest)?.checked_add(granule)
     }

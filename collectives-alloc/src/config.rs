@@ -30,6 +30,7 @@ use crate::bytes::ByteSize;
 use crate::options::{DomainMode, OnMiss, Options, Ordering, Seal};
 use crate::registry;
 
+pub(crate) use self::choice::Choice;
 pub(crate) use self::keys::Key;
 pub(crate) use self::source::Origin;
 
@@ -104,7 +105,7 @@ impl Default for ScratchConfig {
             domain: options.domain,
             ordering: options.ordering,
             agree_deadline: options.agree_deadline,
-            check: false,
+            check: options.check,
             sources: source::Sources::default(),
         }
     }
@@ -165,6 +166,7 @@ impl ScratchConfig {
             domain: self.domain,
             ordering: self.ordering,
             agree_deadline: self.agree_deadline,
+            check: self.check,
         }
     }
 

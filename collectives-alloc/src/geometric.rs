@@ -43,6 +43,10 @@ impl Policy for Geometric {
         digest.word(self.growth.millionths().into()).finish()
     }
 
+    fn parameters(&self) -> Vec<(&'static str, String)> {
+        vec![("growth", self.growth.to_string())]
+    }
+
     fn bound(&self, largest: usize, granule: usize) -> Option<usize> {
         Some(self.growth.worst_sum(largest).saturating_add(granule))
     }

@@ -77,6 +77,10 @@ impl Policy for GeometricClass {
         digest.word(self.per_octave.into()).finish()
     }
 
+    fn parameters(&self) -> Vec<(&'static str, String)> {
+        vec![("classes_per_octave", self.per_octave.to_string())]
+    }
+
     /// One slot in every class up to that of the largest request.
     fn bound(&self, largest: usize, _granule: usize) -> Option<usize> {
         let top = self.class(largest)?;

@@ -5,7 +5,8 @@ use std::time::Duration;
 use collectives_core::bootstrap::DEFAULT_DEADLINE;
 use collectives_core::scratch::Splitting;
 
-use crate::digest::Digest;
+use crate::bytes::ByteSize;
+use crate::config::Choice;
 
 /// Cap, limit, seal, domains, order and deadline of a [`Pool`](crate::pool::Pool).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +31,9 @@ pub struct Options {
     pub ordering: Ordering,
     /// How long ranks wait for each other on a miss.
     pub agree_deadline: Duration,
+    /// Whether [`Checked`](crate::checked::Checked) is around the communicator. A pool only compares it across
+    /// ranks, because one that checks alone waits for the others.
+    pub check: bool,
 }
 
 impl Default for Options {
@@ -44,6 +48,7 @@ impl Default for Options {
             domain: DomainMode::Shared,
             ordering: Ordering::Events,
             agree_deadline: DEFAULT_DEADLINE,
+            check: false,
         }
     }
 }
@@ -68,19 +73,29 @@ impl Options {
         }
     }
 
-    /// A number that differs when two ranks would decide differently; the deadline is not in it.
+    /// The rules that ranks must have alike, by the keys of configuration, with their values in words; the
+    /// deadline is none of them.
     #[must_use]
-    pub fn digest(&self) -> u64 {
-        Digest::new()
-            .maybe(self.cap)
-            .maybe(self.piece)
-            .maybe(self.limit)
-            .maybe(self.max_windows)
-            .word(self.seal as u64)
-            .word(self.on_miss as u64)
-            .word(self.domain as u64)
-            .word(self.ordering as u64)
-            .finish()
+    pub fn parameters(&self) -> Vec<(&'static str, String)> {
+        let size = |size: Option<usize>| match size {
+            Some(bytes) => ByteSize::new(bytes).to_string(),
+            None => "none".to_owned(),
+        };
+        let count = |count: Option<usize>| match count {
+            Some(count) => count.to_string(),
+            None => "none".to_owned(),
+        };
+        vec![
+            ("cap", size(self.cap)),
+            ("piece", size(self.piece)),
+            ("limit", size(self.limit)),
+            ("max_windows", count(self.max_windows)),
+            ("seal", self.seal.name().to_owned()),
+            ("on_miss", self.on_miss.name().to_owned()),
+            ("domain", self.domain.name().to_owned()),
+            ("ordering", self.ordering.name().to_owned()),
+            ("check", self.check.to_string()),
+        ]
     }
 }
 

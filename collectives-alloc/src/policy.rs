@@ -108,6 +108,13 @@ pub trait Policy: Debug + Send + Sync {
     /// A number that differs when two ranks would decide differently.
     fn digest(&self) -> u64;
 
+    /// What configures it, each key with its value in words, so that ranks which differ are told in which
+    /// one. The keys are always the same ones, in the same order; by default there are none, and the
+    /// digest alone is compared.
+    fn parameters(&self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+
     /// The sum of capacities that is never exceeded while the largest request so far is `largest`
     /// bytes, not counting what graphs and leases keep; `None` if there is no bound.
     fn bound(&self, largest: usize, granule: usize) -> Option<usize>;

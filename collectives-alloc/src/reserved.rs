@@ -2,6 +2,7 @@
 
 use collectives_core::error::Result;
 
+use crate::bytes::ByteSize;
 use crate::digest::Digest;
 use crate::geometric;
 use crate::growth::Growth;
@@ -51,6 +52,13 @@ impl Policy for Reserved {
     fn digest(&self) -> u64 {
         let digest = Digest::new().text(self.name()).size(self.bytes);
         digest.word(self.growth.millionths().into()).finish()
+    }
+
+    fn parameters(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("max_request", ByteSize::new(self.bytes).to_string()),
+            ("growth", self.growth.to_string()),
+        ]
     }
 
     fn bound(&self, largest: usize, granule: usize) -> Option<usize> {

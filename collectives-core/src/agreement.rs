@@ -66,9 +66,12 @@ impl Record {
     /// Adds a name that must be equal on all ranks: that of a call, for example. A mismatch shows it.
     /// Of a longer one, the first 255 bytes count.
     #[must_use]
-    pub fn named(mut self, field: Field, name: &'static str) -> Self {
-        let name = beginning(name, u8::MAX.into());
-        self.fields.push((field, Value::Name(name.into())));
+    pub fn named(mut self, field: Field, name: impl Into<Cow<'static, str>>) -> Self {
+        let name = match name.into() {
+            Cow::Borrowed(name) => beginning(name, u8::MAX.into()).into(),
+            Cow::Owned(name) => beginning(&name, u8::MAX.into()).to_owned().into(),
+        };
+        self.fields.push((field, Value::Name(name)));
         self
     }
 

@@ -3,7 +3,7 @@
 use crate::options::{DomainMode, OnMiss, Ordering, Seal};
 
 /// A value out of a few, each with a name.
-pub(super) trait Choice: Copy + 'static {
+pub(crate) trait Choice: Copy + 'static {
     /// All of them, in the order error texts list them.
     const ALL: &'static [Self];
 

@@ -106,6 +106,11 @@ impl Ledger {
         self.stats.agreement_failures += u64::from(!success);
     }
 
+    /// Rounds that were tried.
+    pub(super) fn agreements(&self) -> u64 {
+        self.stats.agreements
+    }
+
     pub(super) fn missed(&mut self, took: Duration) {
         let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let stats = &mut self.stats;

@@ -11,6 +11,9 @@
 //! allocate; agree that all could; and register. Nothing is registered unless all of it succeeds
 //! everywhere, and every rank gets the same error if it does not.
 //!
+//! The first round of a pool also compares how ranks were configured, key by key. A first call that needs
+//! no round, because a rule of this rank refuses it, makes one, since another rank may have another rule.
+//!
 //! # Graphs
 //!
 //! A graph that captures a use of a slot owns the slot's memory until it, its clones and its
@@ -290,6 +293,7 @@ impl ScratchAllocator for Pool {
 
     fn max_windows(&mut self, comm: &mut dyn Communicator) -> Result<Option<usize>> {
         self.admit(comm.info())?;
+        self.compare(comm)?;
         Ok(self.options.max_windows)
     }
 

@@ -6,7 +6,7 @@ use collectives_core::error::{Error, Field, Result};
 use collectives_core::rank::Rank;
 use collectives_core::scratch::SlotId;
 
-use crate::digest::Digest;
+use crate::bytes::ByteSize;
 use crate::pool::Pool;
 
 /// What a round is about; ranks that come together for different reasons are told so.
@@ -30,6 +30,8 @@ pub(super) enum Step {
     Addresses,
     /// The bitmap of a rank that is out of memory.
     Pressure,
+    /// The first call, which needs nothing else of other ranks.
+    Compare,
 }
 
 impl Step {
@@ -45,6 +47,7 @@ impl Step {
             Self::Outcome => "allocating a slot",
             Self::Addresses => "counting addresses",
             Self::Pressure => "giving up idle slots",
+            Self::Compare => "the first call",
         }
     }
 }
@@ -74,10 +77,13 @@ impl Pool {
         subject: Subject,
         facts: &[u64],
     ) -> Result<Vec<Record>> {
-        let mut record = Record::new()
-            .field(Field::Configuration, self.configuration())
+        let mut record = Record::new().field(Field::Order, self.rounds);
+        if self.rounds == 0 {
+            // Nothing of it changes after that.
+            record = self.with_configuration(record);
+        }
+        record = record
             .named(Field::Operation, step.name())
-            .field(Field::Order, self.rounds)
             .field(Field::Slots, self.table.digest())
             .field(Field::Domain, subject.domain)
             .field(Field::Count, subject.count as u64)
@@ -104,18 +110,31 @@ impl Pool {
         }
     }
 
-    /// The digest of everything configured.
-    fn configuration(&self) -> u64 {
-        let (granule, overhead) = self
+    /// Everything configured, a field a key, in words.
+    fn with_configuration(&self, record: Record) -> Record {
+        let home = self
             .home
             .map_or((0, 0), |home| (home.granule, home.overhead));
-        Digest::new()
-            .text(self.policy.name())
-            .word(self.policy.digest())
-            .word(self.options.digest())
-            .size(granule)
-            .size(overhead)
-            .finish()
+        let mut keys = vec![("policy", self.policy.name().to_owned())];
+        keys.extend(self.policy.parameters());
+        // What a third party's policy does not name.
+        keys.push(("the policy's digest", self.policy.digest().to_string()));
+        keys.extend(self.options.parameters());
+        keys.push(("the granule", ByteSize::new(home.0).to_string()));
+        keys.push(("the overhead", ByteSize::new(home.1).to_string()));
+        keys.into_iter().fold(record, |record, (key, value)| {
+            record.named(Field::Configuration, format!("{key} = {value}"))
+        })
+    }
+
+    /// Has ranks compare how they were configured, in a call that came to this without a round, and is the
+    /// first.
+    pub(super) fn compare(&mut self, comm: &mut dyn Communicator) -> Result<()> {
+        if self.rounds > 0 {
+            return Ok(());
+        }
+        self.round(comm, Step::Compare, Subject::default(), &[])
+            .map(drop)
     }
 
     /// The ballot over `slots`, ascending and equal on all ranks. With `all_held` this rank lets

@@ -75,9 +75,26 @@ impl Pool {
         located(error, info, "acquire")
     }
 
-    /// The domain and the index of a slot that is free, large enough and ordered, as the policy chooses it.
+    /// As [`look`](Self::look), for which a first call outside captures has ranks compare how they were
+    /// configured, whatever comes of it here.
     #[inline(never)]
     fn find(
+        &mut self,
+        comm: &mut dyn Communicator,
+        bytes: usize,
+        site: Site<'_>,
+    ) -> Result<(usize, usize)> {
+        let rounds = self.ledger.agreements();
+        let found = self.look(comm, bytes, site);
+        let is_first = self.admits(comm.info()) && site.capture.is_none();
+        if found.is_err() && is_first && self.ledger.agreements() == rounds {
+            self.compare(comm)?;
+        }
+        found
+    }
+
+    /// The domain and the index of a slot that is free, large enough and ordered, as the policy chooses it.
+    fn look(
         &mut self,
         comm: &mut dyn Communicator,
         bytes: usize,

@@ -86,6 +86,9 @@ fn a_request_that_overflows_is_refused_and_registers_nothing() {
     alone(|comm| {
         let stream = comm.stream();
         for mut pool in [geometric(), replace(), pool(Exact::new(), |_| {})] {
+            // The first call of a pool compares configurations.
+            let _ = pool.reserve(comm, &[]).unwrap();
+            let _ = comm.mock.calls();
             let refused = kind(acquire(&mut pool, comm, usize::MAX, &stream));
             let why = Refusal::Policy;
             assert_eq!(

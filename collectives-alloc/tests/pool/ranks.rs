@@ -1,13 +1,13 @@
 //! Ranks that agree, and ranks that do not.
 
 use std::error::Error as _;
-use std::sync::atomic::Ordering;
+use std::sync::atomic;
 use std::time::Duration;
 
+use collectives_alloc::config::ScratchConfig;
 use collectives_alloc::exact::Exact;
 use collectives_alloc::geometric::Geometric;
 use collectives_alloc::options::Seal;
-use collectives_alloc::policy::Policy;
 use collectives_alloc::replace::Replace;
 use collectives_core::agreement::Record;
 use collectives_core::communicator::Communicator as _;
@@ -17,7 +17,7 @@ use collectives_core::scratch::{Request, ScratchAllocator};
 use proptest::prelude::*;
 use rstest::rstest;
 
-use crate::mock::{Call, alone, world};
+use crate::mock::{Call, MockComm, alone, world};
 use crate::{MIB, acquire, geometric, kind, pool, touch};
 
 /// How long ranks wait for each other.
@@ -58,37 +58,112 @@ fn a_rank_that_asks_for_other_bytes_is_named_on_every_rank_before_anything_is_re
     assert_eq!((theirs, ours), (&(5 * MIB).to_string(), &MIB.to_string()));
 }
 
+fn configured(table: &str) -> ScratchConfig {
+    ScratchConfig::from_toml(&format!("[scratch]\n{table}")).unwrap()
+}
+
+/// What three ranks get of their first request, of which the one in the middle is configured otherwise.
+fn configured_otherwise(otherwise: &str, bytes: usize) -> Vec<(ErrorKind, Vec<Call>)> {
+    world(3, |comm| {
+        let stream = comm.stream();
+        let table = if comm.rank() == 1 { otherwise } else { "" };
+        let mut pool = configured(table).build().unwrap();
+        let mut ask = |comm: &mut MockComm| {
+            let site = comm.site(&stream);
+            kind(pool.acquire(comm, Request::new(bytes), site))
+        };
+        let failed = ask(comm);
+        // It stays so, and never becomes a silent agreement.
+        assert_eq!(ask(comm), failed);
+        (failed, comm.mock.calls())
+    })
+}
+
 // invariant 36
-#[test]
-fn ranks_with_different_configurations_are_told_so() {
-    for difference in 0..3 {
-        let kinds = world(3, |comm| {
-            let stream = comm.stream();
-            let odd = comm.rank() == 1;
-            let policy: Box<dyn Policy> = match difference {
-                0 if odd => Box::new(Replace::default()),
-                1 if odd => Box::new(Geometric::new(3.0).unwrap()),
-                _ => Box::new(Geometric::default()),
-            };
-            let limit = (difference == 2 && odd).then_some(1 << 40);
-            let options = crate::options(|options| options.limit = limit);
-            let mut pool = collectives_alloc::pool::Pool::new(policy, options);
-            kind(acquire(&mut pool, comm, MIB, &stream))
-        });
-        for kind in kinds {
-            assert!(
-                matches!(
-                    kind,
-                    ErrorKind::Mismatch {
-                        rank: Rank(1),
-                        field: Field::Configuration,
-                        ..
-                    }
-                ),
-                "{kind:?}"
-            );
-        }
+#[rstest]
+#[case::policy("policy = 'replace'", "policy = replace", "policy = geometric")]
+#[case::growth("growth = 1.5", "growth = 1.5", "growth = 2")]
+#[case::cap("cap = '1MiB'", "cap = 1MiB", "cap = none")]
+#[case::piece("piece = '1MiB'", "piece = 1MiB", "piece = none")]
+#[case::limit("limit = '1MiB'", "limit = 1MiB", "limit = none")]
+#[case::windows("max_windows = 3", "max_windows = 3", "max_windows = none")]
+#[case::seal("seal = 'never'", "seal = never", "seal = explicit")]
+#[case::on_miss("on_miss = 'fallback'", "on_miss = fallback", "on_miss = error")]
+#[case::domain("domain = 'graph'", "domain = graph", "domain = shared")]
+#[case::order("ordering = 'caller'", "ordering = caller", "ordering = events")]
+#[case::check("check = true", "check = true", "check = false")]
+fn ranks_with_different_configurations_are_told_the_key_and_both_values(
+    #[case] otherwise: &str,
+    #[case] theirs: &str,
+    #[case] ours: &str,
+    // The second is more than one rank's rules allow, which refuses it without the others.
+    #[values(MIB, 9 * MIB)] bytes: usize,
+) {
+    for (failed, calls) in configured_otherwise(otherwise, bytes) {
+        let expected = ErrorKind::Mismatch {
+            rank: Rank(1),
+            field: Field::Configuration,
+            theirs: theirs.to_owned(),
+            ours: ours.to_owned(),
+        };
+        assert_eq!(failed, expected);
+        assert_eq!(calls, [Call::Agree, Call::Agree]);
     }
+}
+
+#[rstest]
+#[case::classes(
+    "policy = 'geometric-class'",
+    "classes_per_octave = 4",
+    "classes_per_octave = 4"
+)]
+#[case::growth_of_reserved("max_request = '1MiB'", "growth = 3", "growth = 3")]
+#[case::growth_of_replace("policy = 'replace'", "growth = 3", "growth = 3")]
+#[case::growth_of_arena("policy = 'arena'", "growth = 3", "growth = 3")]
+fn every_policy_names_what_it_is_configured_by(
+    #[case] alike: &str,
+    #[case] otherwise: &str,
+    #[case] theirs: &str,
+) {
+    let said = world(2, |comm| {
+        let otherwise = if comm.rank() == 1 { otherwise } else { "" };
+        let config = configured(&format!("{alike}\n{otherwise}"));
+        let mut pool = config.build().unwrap();
+        kind(pool.reserve(comm, &[Request::new(MIB)]))
+    });
+    assert_eq!(said[0], said[1]);
+    let ErrorKind::Mismatch { theirs: named, .. } = &said[0] else {
+        panic!("{:?}", said[0]);
+    };
+    assert_eq!(named, theirs);
+}
+
+#[test]
+fn a_bound_that_differs_is_named() {
+    let said = world(2, |comm| {
+        let config = configured(&format!("max_request = '{}MiB'", 1 + comm.rank()));
+        let mut pool = config.build().unwrap();
+        kind(pool.reserve(comm, &[Request::new(MIB)])).to_string()
+    });
+    let expected = "rank 1 disagrees on the configuration: it has max_request = 2MiB, the others \
+                    have max_request = 1MiB";
+    assert_eq!(said, [expected, expected]);
+}
+
+#[test]
+fn ranks_that_are_refused_alike_compare_once_and_not_in_a_capture() {
+    world(2, |comm| {
+        let stream = comm.stream();
+        let mut pool = pool(Geometric::default(), |options| options.cap = Some(MIB));
+        comm.mock.begin(&stream);
+        assert!(acquire(&mut pool, comm, 2 * MIB, &stream).is_err());
+        drop(comm.mock.end(&stream));
+        assert_eq!(comm.mock.calls(), []);
+        for _ in 0..2 {
+            assert!(acquire(&mut pool, comm, 2 * MIB, &stream).is_err());
+        }
+        assert_eq!(comm.mock.calls(), [Call::Agree]);
+    });
 }
 
 #[test]
@@ -329,13 +404,13 @@ fn a_step_that_fails_for_another_reason_than_memory_is_no_want_of_memory() {
         let (mut pool, stream) = (pool(Exact::new(), |_| {}), comm.stream());
         touch(&mut pool, comm, MIB, &stream);
         let on = comm.rank() == 1;
-        comm.mock.fenceless.store(on, Ordering::Relaxed);
+        comm.mock.fenceless.store(on, atomic::Ordering::Relaxed);
         let error = acquire(&mut pool, comm, 2 * MIB, &stream).unwrap_err();
         assert!(!error.poisons(), "nothing moved: {error}");
         assert_eq!(error.source().is_some(), on, "its own error, on that rank");
         assert_eq!(pool.fallback_reason(&error), None, "a failure is final");
         assert_eq!(pool.stats().slots.len(), 1, "what is idle is not given up");
-        comm.mock.fenceless.store(false, Ordering::Relaxed);
+        comm.mock.fenceless.store(false, atomic::Ordering::Relaxed);
         touch(&mut pool, comm, 2 * MIB, &stream);
         error.kind().clone()
     });

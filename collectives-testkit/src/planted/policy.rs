@@ -73,6 +73,10 @@ impl Policy for BuggedPolicy {
         self.inner.digest()
     }
 
+    fn parameters(&self) -> Vec<(&'static str, String)> {
+        self.inner.parameters()
+    }
+
     fn bound(&self, largest: usize, granule: usize) -> Option<usize> {
         self.inner.bound(largest, granule)
     }
