@@ -21,6 +21,8 @@ pub enum Capability {
     ChildGraphs,
     /// A call that differs between ranks is the same typed error on all of them.
     ComparesCalls,
+    /// Averages, and sums of what is multiplied by a scalar first.
+    Averages,
     /// Sums and products of 32 and 64-bit floats are folds in the order of ranks, bit for bit.
     RankOrder,
     /// Reductions of 8 and 16-bit floats accumulate in `f32`, in the order of ranks, and are rounded once, as
@@ -39,7 +41,7 @@ pub enum Capability {
 
 impl Capability {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Platform,
         Self::Symmetric,
         Self::Aliasing,
@@ -47,6 +49,7 @@ impl Capability {
         Self::GraphUpdate,
         Self::ChildGraphs,
         Self::ComparesCalls,
+        Self::Averages,
         Self::RankOrder,
         Self::RoundsOnce,
         Self::Abort,
@@ -66,6 +69,7 @@ impl Capability {
             Self::GraphUpdate => "graph-update",
             Self::ChildGraphs => "child-graphs",
             Self::ComparesCalls => "compares-calls",
+            Self::Averages => "averages",
             Self::RankOrder => "rank-order",
             Self::RoundsOnce => "rounds-once",
             Self::Abort => "abort",

@@ -29,6 +29,7 @@ impl Harness for Toy {
             | Capability::RoundsOnce => Support::Yes,
             Capability::Symmetric | Capability::Aliasing => Support::no("its memory is ordinary"),
             Capability::Graphs | Capability::GraphUpdate => Support::no("its streams run at once"),
+            Capability::Averages => Support::no("its arithmetic is four folds"),
             _ => Support::no("its device tells nothing of its memory"),
         }
     }

@@ -9,6 +9,7 @@ use collectives_core::reduce::{ReduceOp, Scalar};
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
+use crate::capability::Capability::Averages;
 use crate::case::{Case, Failure, Outcome};
 use crate::planted::Planted;
 use crate::rig::{Handle, Rig};
@@ -22,6 +23,7 @@ pub(super) const CASES: &[Case] = &[
         "every reduction is exact for every type, in place and out of place",
         every_reduction,
     )
+    .needs(&[Averages])
     .catches(Planted::AverageOnlyInPlace),
     Case::new(
         "E12",
