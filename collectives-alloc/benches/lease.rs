@@ -21,7 +21,7 @@ use collectives_alloc::pool::Pool;
 use collectives_core::addr::Operand;
 use collectives_core::communicator::Communicator;
 use collectives_core::error::Result;
-use collectives_core::scratch::{Lease, Request, ScratchAllocator, Site};
+use collectives_core::scratch::{Lease, Request, ScratchAllocator};
 use collectives_host::world::HostWorld;
 use criterion::{Criterion, criterion_group, criterion_main};
 
@@ -74,12 +74,8 @@ fn time<A: ScratchAllocator + ?Sized>(
     end: impl Fn(&mut A, Lease) -> Result<()>,
 ) {
     let stream = comm.device().create_stream().unwrap();
-    let site = Site {
-        stream: &stream,
-        capture: None,
-    };
     in_turn(criterion, name, asked, |bytes| {
-        let lease = pool.acquire(comm, Request::new(bytes), site)?;
+        let lease = pool.acquire(comm, Request::new(bytes), &stream, None)?;
         black_box(lease.operand());
         end(pool, lease)
     });

@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 use collectives_core::addr::WindowId;
+use collectives_core::agreement::Record;
 use collectives_core::bootstrap::DEFAULT_DEADLINE;
 use collectives_core::collective::Collective;
-use collectives_core::communicator::Communicator;
-use collectives_core::error::{Misuse, Result};
+use collectives_core::communicator::{CommInfo, Communicator};
+use collectives_core::error::{Error, Misuse, Result};
 use collectives_core::layered::{Layer, Layered, symmetric_of};
 use collectives_core::memory::Memory;
-use collectives_core::stream::StreamRef;
+use collectives_core::rank::CommId;
+use collectives_core::submission::Submission;
 
 use crate::config::ScratchConfig;
 
@@ -30,16 +32,17 @@ mod verdict;
 ///   from each other;
 /// * the window of each operand that has bytes, and its offset there (of an in-place all-gather,
 ///   gather, reduce-scatter or scatter, the offset less this rank's place);
-/// * whether the stream captures;
+/// * whether the stream captures, and which kernels may be used;
 /// * the size of memory that is registered, and the window that is retired;
-/// * whether the call is valid: where [`Collective::check`] refuses a call on some ranks only, all
+/// * whether the call is valid: where it is [refused](Communicator::refused) on some ranks only, all
 ///   ranks get a mismatch in place of a hang.
 ///
-/// A call that is refused alike on all ranks fails with its own [`Misuse`]. A rank that does not call
+/// A call that is refused on all ranks fails with each rank's own [`Misuse`]. A rank that does not call
 /// at all is a [`Timeout`](collectives_core::error::ErrorKind::Timeout) on the others.
 ///
 /// It does not look at messages: groups of nothing but sends and receives pass without a round,
-/// because other ranks need not call at all, and those among collectives are left out. Nor at `split`
+/// because other ranks need not call at all, and those among collectives are left out. Nor at copies,
+/// which differ between ranks and are each rank's own affair, nor at `split`
 /// and `shutdown`, the scalar of a pre-multiplied sum, streams and their order, the ends of leases,
 /// the contents of buffers, or replays of graphs.
 #[derive(Clone, Debug)]
@@ -69,15 +72,50 @@ impl Checked {
         self.rounds
     }
 
-    fn compare(&mut self, inner: &mut dyn Communicator, mine: Mine<'_>) -> Result<()> {
+    fn compare(&mut self, inner: &mut dyn Communicator, kind: Kind<'_>) -> Result<()> {
+        let mine = Mine::of(kind, inner.info());
+        let records = self.exchange(inner, &mine)?;
+        mine.verdict(&records)
+            .map_err(|error| located(error, mine.name(), inner.info()))
+    }
+
+    /// Tells the others that this rank refused the call; the error that it gets.
+    fn tell(&mut self, inner: &mut dyn Communicator, refusal: Error) -> Error {
+        let mine = Mine::of(Kind::Refused, inner.info());
+        let told = self.exchange(inner, &mine).and_then(|records| {
+            let told = mine.verdict(&records);
+            told.map_err(|error| located(error, mine.name(), inner.info()))
+        });
+        match told {
+            // All ranks refused, each for its own reason.
+            Ok(()) => refusal,
+            Err(error) => error.caused_by(refusal),
+        }
+    }
+
+    fn exchange(&mut self, inner: &mut dyn Communicator, mine: &Mine<'_>) -> Result<Vec<Record>> {
         let records = inner.agree(&mine.record(), self.deadline)?;
         self.rounds += 1;
-        let info = inner.info();
-        mine.verdict(&records).map_err(|error| {
-            let error = error.during(mine.name());
-            error.on_backend(info.backend).on_rank(info.rank)
-        })
+        Ok(records)
     }
+}
+
+fn located(error: Error, name: &'static str, info: &CommInfo) -> Error {
+    let error = error.during(name);
+    error.on_backend(info.backend).on_rank(info.rank)
+}
+
+/// Whether ranks must make this call together, so that it can be compared.
+fn concerns_all(call: &Collective<'_>) -> bool {
+    !call.kind().is_point_to_point()
+}
+
+/// Whether an operand names a window of another communicator.
+fn is_foreign(call: &Collective<'_>, comm: CommId) -> bool {
+    let mut windows = [call.send, call.recv]
+        .into_iter()
+        .filter_map(|side| side.window);
+    windows.any(|slice| slice.comm != comm)
 }
 
 impl Default for Checked {
@@ -90,57 +128,47 @@ impl Layer for Checked {
     fn before_enqueue(
         &mut self,
         inner: &mut dyn Communicator,
-        ops: &[Collective<'_>],
-        stream: &StreamRef,
+        submission: &Submission<'_>,
     ) -> Result<()> {
-        let compared: Vec<_> = ops
-            .iter()
-            .filter(|op| !op.kind().is_point_to_point())
-            .copied()
-            .collect();
-        if compared.is_empty() && !ops.is_empty() {
+        let calls = submission.calls.iter().copied();
+        let calls: Vec<_> = calls.filter(concerns_all).collect();
+        if calls.is_empty() {
             return Ok(());
         }
-        // What is wrong on this rank alone must not keep it from the round.
-        let state = inner.device().capture_state(stream);
-        let captures = matches!(state, Ok(Some(_)));
-        let info = inner.info();
-        let (rank, world_size, comm) = (info.rank, info.world_size, info.id);
-        let valid = state.and_then(|_| {
-            ops.iter().try_for_each(|op| {
-                op.check(rank, world_size)?;
-                let mut windows = [op.send, op.recv]
-                    .into_iter()
-                    .filter_map(|side| side.window);
-                if windows.any(|slice| slice.comm != comm) {
-                    return Err(Misuse::UnknownWindow.into());
-                }
-                Ok(())
-            })
-        });
+        let comm = inner.info().id;
+        if submission.calls.iter().any(|call| is_foreign(call, comm)) {
+            // What is wrong on this rank alone must not keep it from the round.
+            return Err(self.tell(inner, Misuse::UnknownWindow.into()));
+        }
         let kind = Kind::Enqueue {
-            ops: &compared,
-            captures,
+            calls: &calls,
+            captures: submission.capture.is_some(),
+            kernel: submission.kernel,
         };
-        self.compare(inner, Mine::new(kind, rank, world_size, valid))
+        self.compare(inner, kind)
+    }
+
+    fn refused(
+        &mut self,
+        inner: &mut dyn Communicator,
+        calls: &[Collective<'_>],
+        error: Error,
+    ) -> Error {
+        let error = match calls.iter().any(concerns_all) {
+            true => self.tell(inner, error),
+            false => error,
+        };
+        inner.refused(calls, error)
     }
 
     fn register(&mut self, inner: &mut dyn Communicator, memory: &Memory) -> Result<WindowId> {
-        let (rank, world_size) = (inner.info().rank, inner.info().world_size);
         let bytes = memory.bytes();
-        self.compare(
-            inner,
-            Mine::new(Kind::Register { bytes }, rank, world_size, Ok(())),
-        )?;
+        self.compare(inner, Kind::Register { bytes })?;
         symmetric_of(inner)?.register(memory)
     }
 
     fn retire(&mut self, inner: &mut dyn Communicator, window: WindowId) -> Result<()> {
-        let (rank, world_size) = (inner.info().rank, inner.info().world_size);
-        self.compare(
-            inner,
-            Mine::new(Kind::Retire { window }, rank, world_size, Ok(())),
-        )?;
+        self.compare(inner, Kind::Retire { window })?;
         symmetric_of(inner)?.retire(window)
     }
 

@@ -10,9 +10,10 @@ use collectives_core::error::{Error, ErrorKind, MissedWhen, Misuse, Result};
 use collectives_core::path::Reason;
 use collectives_core::rank::{CaptureId, StreamId};
 use collectives_core::scratch::{
-    Lease, Plan, Request, ScratchAllocator, Site, SlotId, Splitting, Trimmed,
+    Lease, Plan, Request, ScratchAllocator, SlotId, Splitting, Trimmed,
 };
 use collectives_core::stats::Stats;
+use collectives_core::stream::StreamRef;
 
 use crate::trace::{Call, Event, Outcome};
 
@@ -92,7 +93,7 @@ impl<A: ScratchAllocator> Recorded<A> {
             .extend(slots.iter().map(|slot| SlotId(slot.generation)));
     }
 
-    fn outcome(&mut self, leased: Result<&Lease, &Error>, site: Site<'_>) -> Outcome {
+    fn outcome(&mut self, leased: Result<&Lease, &Error>, capture: Option<CaptureId>) -> Outcome {
         let error = match leased {
             // A generation is never used again, so one that is not known was just registered.
             Ok(lease) if self.known.insert(lease.slot()) => return Outcome::Grow,
@@ -100,7 +101,7 @@ impl<A: ScratchAllocator> Recorded<A> {
             Err(error) => error,
         };
         let falls_back = self.inner.fallback_reason(error).is_some();
-        match (by_rule(error, site.capture.is_some()), falls_back) {
+        match (by_rule(error, capture.is_some()), falls_back) {
             (true, true) => Outcome::Fallback,
             (true, false) => Outcome::Refused,
             (false, true) => Outcome::FailedFallback,
@@ -119,18 +120,19 @@ impl<A: ScratchAllocator> ScratchAllocator for Recorded<A> {
         &mut self,
         comm: &mut dyn Communicator,
         request: Request,
-        site: Site<'_>,
+        stream: &StreamRef,
+        capture: Option<CaptureId>,
     ) -> Result<Lease> {
-        let leased = self.inner.acquire(comm, request, site);
+        let leased = self.inner.acquire(comm, request, stream, capture);
         if request.bytes == 0 {
             return leased;
         }
         let sequence = self.next();
         let call = Call::Acquire {
             bytes: request.bytes,
-            stream: self.streams.of(site.stream.id()),
-            capture: site.capture.map(|capture| self.captures.of(capture)),
-            outcome: self.outcome(leased.as_ref(), site),
+            stream: self.streams.of(stream.id()),
+            capture: capture.map(|capture| self.captures.of(capture)),
+            outcome: self.outcome(leased.as_ref(), capture),
             generation: leased.as_ref().ok().map(|lease| lease.slot().0),
         };
         self.write(sequence, call);

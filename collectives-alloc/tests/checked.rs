@@ -12,9 +12,10 @@ use collectives_core::collective::{Collective, Counts, Op};
 use collectives_core::communicator::Communicator;
 use collectives_core::dtype::DType;
 use collectives_core::error::{Error, ErrorKind, Field, Misuse, Result};
-use collectives_core::layered::Layer;
 use collectives_core::rank::{CommId, Rank};
 use collectives_core::reduce::{ReduceOp, Scalar};
+use collectives_core::stream::StreamRef;
+use collectives_core::submission::{Copy, KernelChoice, Submission};
 
 use crate::mock::{MockComm, world};
 
@@ -53,12 +54,35 @@ fn windowed(comm: CommId, window: u64, offset: usize, operand: Operand) -> Opera
     })
 }
 
+/// The same calls in places of their own.
+fn apart(calls: Vec<Collective<'static>>) -> Vec<Collective<'static>> {
+    let moved = |(index, call): (usize, Collective<'static>)| {
+        let to = |side: Operand| Operand {
+            addr: side.addr.offset(index << 16),
+            ..side
+        };
+        call.with_operands(to(call.send), to(call.recv))
+    };
+    calls.into_iter().enumerate().map(moved).collect()
+}
+
+/// Makes one call as who has not checked it does.
+fn enqueue(
+    comm: &mut dyn Communicator,
+    calls: &[Collective<'_>],
+    stream: &StreamRef,
+) -> Result<()> {
+    let submission = Submission::checked(comm, calls, stream)?;
+    // SAFETY: The calls were checked, and the mock touches no operand.
+    unsafe { comm.enqueue(&submission) }
+}
+
 /// What every rank gets for the calls it makes.
 fn outcomes(ops: impl Fn(usize, CommId) -> Vec<Collective<'static>> + Sync) -> Vec<Result<()>> {
     world(RANKS, |comm| {
-        let ops = ops(comm.rank(), comm.info().id);
+        let ops = apart(ops(comm.rank(), comm.info().id));
         let stream = comm.stream();
-        Checked::new(DEADLINE).before_enqueue(comm, &ops, &stream)
+        enqueue(&mut Checked::new(DEADLINE).around(comm), &ops, &stream)
     })
 }
 
@@ -115,7 +139,6 @@ fn with<T>(rank: usize, usual: T, odd: T) -> T {
 #[case::nothing(|rank| vec![sum(rank, with(rank, 4, 0))], Field::Count, "0", "4")]
 #[case::root(|rank| vec![broadcast(rank, with(rank, 0, 2))], Field::Root, "2", "0")]
 #[case::group(|rank| vec![sum(rank, 4); with(rank, 1, 2)], Field::GroupLength, "2", "1")]
-#[case::empty_group(|rank| vec![sum(rank, 4); with(rank, 1, 0)], Field::GroupLength, "0", "1")]
 #[case::second_of_a_group(|rank| vec![sum(rank, 4), sum(rank, with(rank, 4, 8))],
     Field::Count, "8", "4")]
 #[case::even_and_uneven(|rank| {
@@ -307,7 +330,7 @@ fn a_call_that_only_one_rank_captures_is_found() {
             comm.mock.begin(&stream);
         }
         let ops = [sum(comm.rank(), 4)];
-        Checked::new(DEADLINE).before_enqueue(comm, &ops, &stream)
+        enqueue(&mut Checked::new(DEADLINE).around(comm), &ops, &stream)
     });
     let expected = ErrorKind::Mismatch {
         rank: Rank(1),
@@ -321,24 +344,84 @@ fn a_call_that_only_one_rank_captures_is_found() {
 #[test]
 fn messages_are_left_out() {
     world(RANKS, |comm| {
-        let mut checked = Checked::new(DEADLINE);
         let stream = comm.stream();
         let rank = comm.rank();
+        let mut checked = Checked::new(DEADLINE).around(comm);
         let message = Collective {
             op: Op::Send { to: Rank(0) },
             recv: Operand::EMPTY,
             ..sum(rank, 4)
         };
         if rank == 1 {
-            checked.before_enqueue(comm, &[message], &stream).unwrap();
-            assert_eq!(checked.rounds(), 0);
+            enqueue(&mut checked, &[message], &stream).unwrap();
+            // Whatever is wrong with a message is the affair of two ranks.
+            let nowhere = Collective {
+                op: Op::Send { to: Rank(9) },
+                ..message
+            };
+            let error = enqueue(&mut checked, &[nowhere], &stream).unwrap_err();
+            assert!(error.misuse().is_some(), "{error}");
+            assert_eq!(checked.layer().rounds(), 0);
         }
-        let group = [message, sum(rank, 4)];
-        checked
-            .before_enqueue(comm, &group[usize::from(rank == 0)..], &stream)
-            .unwrap();
-        assert_eq!(checked.rounds(), 1);
+        let group = apart(vec![message, sum(rank, 4)]);
+        enqueue(&mut checked, &group[usize::from(rank == 0)..], &stream).unwrap();
+        assert_eq!(checked.layer().rounds(), 1);
     });
+}
+
+#[test]
+fn copies_are_no_affair_of_others() {
+    world(RANKS, |comm| {
+        let (stream, rank) = (comm.stream(), comm.rank());
+        let mut checked = Checked::new(DEADLINE).around(comm);
+        let copies: Vec<_> = (0..rank)
+            .map(|index| Copy {
+                dst: at(rank, index << 8, 16).addr,
+                src: at(rank, 0x8000 + (index << 8), 16).addr,
+                bytes: 16,
+            })
+            .collect();
+        let local = Submission {
+            copies_in: &copies,
+            ..Submission::on(&stream, None)
+        };
+        if rank == 1 {
+            // SAFETY: The mock copies nothing.
+            unsafe { checked.enqueue(&local) }.unwrap();
+            assert_eq!(checked.layer().rounds(), 0, "a local submission");
+        }
+        let calls = [sum(rank, 4)];
+        let staged = Submission {
+            calls: &calls,
+            ..local
+        };
+        // SAFETY: As above.
+        unsafe { checked.enqueue(&staged) }.unwrap();
+        assert_eq!(checked.layer().rounds(), 1);
+    });
+}
+
+#[test]
+fn the_choice_of_kernels_is_compared() {
+    let results = world(RANKS, |comm| {
+        let (stream, rank) = (comm.stream(), comm.rank());
+        let mut checked = Checked::new(DEADLINE).around(comm);
+        let calls = [sum(rank, 4)];
+        let submission = Submission {
+            calls: &calls,
+            kernel: with(rank, KernelChoice::Any, KernelChoice::Symmetric),
+            ..Submission::on(&stream, None)
+        };
+        // SAFETY: The mock touches no operand.
+        unsafe { checked.enqueue(&submission) }
+    });
+    let expected = ErrorKind::Mismatch {
+        rank: Rank(1),
+        field: Field::Kernel,
+        theirs: "symmetric ones".to_owned(),
+        ours: "any".to_owned(),
+    };
+    assert_eq!(mismatch(results), expected);
 }
 
 fn with_memory(
@@ -408,8 +491,9 @@ fn a_rank_that_does_not_call_is_absent() {
     let results = world(2, |comm| {
         let stream = comm.stream();
         let ops = [sum(comm.rank(), 4)];
-        let mut checked = Checked::new(deadline);
-        (comm.rank() == 0).then(|| checked.before_enqueue(comm, &ops, &stream))
+        let is_first = comm.rank() == 0;
+        let mut checked = Checked::new(deadline).around(comm);
+        is_first.then(|| enqueue(&mut checked, &ops, &stream))
     });
     let error: &Error = results[0].as_ref().unwrap().as_ref().unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Timeout { .. }), "{error}");

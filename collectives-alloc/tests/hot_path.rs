@@ -18,7 +18,7 @@ use collectives_alloc::replace::Replace;
 use collectives_core::addr::Addr;
 use collectives_core::collectives::Collectives;
 use collectives_core::reduce::ReduceOp;
-use collectives_core::scratch::{Request, ScratchAllocator, Site};
+use collectives_core::scratch::{Request, ScratchAllocator};
 use collectives_core::tensor::RawTensor;
 
 struct Counting;
@@ -70,12 +70,10 @@ fn a_hit_and_its_release_allocate_and_free_nothing() {
                 let mut options = Options::default();
                 options.domain = domain;
                 let (mut pool, stream) = (Pool::new(policy(), options), comm.stream());
-                let site = Site {
-                    stream: &stream,
-                    capture: None,
-                };
                 let mut hit = |released| {
-                    let lease = pool.acquire(comm, Request::new(1 << 20), site).unwrap();
+                    let lease = pool
+                        .acquire(comm, Request::new(1 << 20), &stream, None)
+                        .unwrap();
                     if released {
                         pool.release(lease).unwrap();
                     } else {

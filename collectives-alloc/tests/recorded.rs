@@ -84,8 +84,8 @@ fn act(comm: &mut MockComm, scratch: &mut Scratch, actions: &[Action]) {
     for action in actions {
         match action {
             Action::Eager(bytes, stream, keep) => {
-                let site = comm.site(&streams[*stream]);
-                match scratch.acquire(comm, Request::new(*bytes), site) {
+                let capture = comm.capture(&streams[*stream]);
+                match scratch.acquire(comm, Request::new(*bytes), &streams[*stream], capture) {
                     Ok(lease) if *keep => kept.push(lease),
                     Ok(lease) => lease.complete().unwrap(),
                     Err(_) => {}
@@ -97,15 +97,21 @@ fn act(comm: &mut MockComm, scratch: &mut Scratch, actions: &[Action]) {
                 mock.begin(captured);
                 let mut known = false;
                 for &bytes in requests {
-                    let site = comm.site(captured);
-                    if let Ok(lease) = scratch.acquire(comm, Request::new(bytes), site) {
+                    let capture = comm.capture(captured);
+                    if let Ok(lease) = scratch.acquire(comm, Request::new(bytes), captured, capture)
+                    {
                         lease.complete().unwrap();
                         known = true;
                     }
                 }
                 if known {
-                    let site = comm.site(&streams[1 - stream]);
-                    drop(scratch.acquire(comm, Request::new(*eager), site));
+                    let capture = comm.capture(&streams[1 - stream]);
+                    drop(scratch.acquire(
+                        comm,
+                        Request::new(*eager),
+                        &streams[1 - stream],
+                        capture,
+                    ));
                 }
                 graphs.push(mock.end(captured));
             }
@@ -198,26 +204,34 @@ fn the_lines_say_what_happened() {
         scratch
             .reserve(comm, &[Request::new(4096), Request::new(8192)])
             .unwrap();
-        let site = comm.site(&stream);
-        let first = scratch.acquire(comm, Request::new(4096), site).unwrap();
-        let second = scratch.acquire(comm, Request::new(4096), site).unwrap();
+        let capture = comm.capture(&stream);
+        let first = scratch
+            .acquire(comm, Request::new(4096), &stream, capture)
+            .unwrap();
+        let second = scratch
+            .acquire(comm, Request::new(4096), &stream, capture)
+            .unwrap();
         drop(first);
         second.complete().unwrap();
         let mock = Arc::clone(&comm.mock);
         mock.begin(&stream);
-        let site = comm.site(&stream);
-        let captured = scratch.acquire(comm, Request::new(100), site).unwrap();
+        let capture = comm.capture(&stream);
+        let captured = scratch
+            .acquire(comm, Request::new(100), &stream, capture)
+            .unwrap();
         captured.complete().unwrap();
         scratch
-            .acquire(comm, Request::new(32 << 20), site)
+            .acquire(comm, Request::new(32 << 20), &stream, capture)
             .unwrap_err();
         drop(mock.end(&stream));
         scratch.seal();
-        let site = comm.site(&stream);
+        let capture = comm.capture(&stream);
         scratch
-            .acquire(comm, Request::new(128 << 20), site)
+            .acquire(comm, Request::new(128 << 20), &stream, capture)
             .unwrap_err();
-        scratch.acquire(comm, Request::new(0), site).unwrap_err();
+        scratch
+            .acquire(comm, Request::new(0), &stream, capture)
+            .unwrap_err();
         let _ = scratch.trim(comm).unwrap();
         let _ = scratch.close(comm).unwrap();
         scratch.flush().unwrap();
@@ -333,8 +347,10 @@ fn a_full_disk_stops_the_trace_and_nothing_else() {
         let mut scratch = Recorded::new(config.build().unwrap(), Full(HEADER.len() + 1));
         scratch.flush().unwrap();
         let stream = comm.stream();
-        let site = comm.site(&stream);
-        let lease = scratch.acquire(comm, Request::new(4096), site).unwrap();
+        let capture = comm.capture(&stream);
+        let lease = scratch
+            .acquire(comm, Request::new(4096), &stream, capture)
+            .unwrap();
         lease.complete().unwrap();
         for _ in 0..2 {
             let error = scratch.flush().unwrap_err();

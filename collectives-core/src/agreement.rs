@@ -25,7 +25,7 @@ enum Value {
 }
 
 /// Every field in the order of its wire code.
-const FIELDS: [Field; 18] = [
+const FIELDS: [Field; 19] = [
     Field::Operation,
     Field::DType,
     Field::Reduction,
@@ -44,6 +44,7 @@ const FIELDS: [Field; 18] = [
     Field::Domain,
     Field::Version,
     Field::RecordLength,
+    Field::Kernel,
 ];
 
 /// Marks the wire code of a field that has a name for a value.

@@ -174,9 +174,7 @@ pub enum Op<'a> {
     Barrier,
 }
 
-/// One collective on one rank: what [`Communicator::enqueue`] takes.
-///
-/// [`Communicator::enqueue`]: crate::communicator::Communicator::enqueue
+/// One collective on one rank: what a [`Submission`](crate::submission::Submission) enqueues.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Collective<'a> {
     /// The operation.
@@ -296,7 +294,8 @@ impl<'a> Collective<'a> {
     /// Checks counts, lengths, roots, addresses, scalars and overlap, as `rank` of `world_size`
     /// would pass them.
     ///
-    /// Every backend calls this first in `enqueue`; nothing has been enqueued when it fails.
+    /// Whoever makes a [`Submission`](crate::submission::Submission) calls this first; nothing has been
+    /// enqueued when it fails.
     ///
     /// # Errors
     ///

@@ -3,7 +3,7 @@
 //! # Order across ranks
 //!
 //! All ranks of a communicator make the same collective calls in the same order: `enqueue`,
-//! `agree`, `split`, `register`, `retire`. A group (a slice of several collectives) is one call;
+//! `agree`, `split`, `register`, `retire`. A group (a submission of several calls) is one call;
 //! inside it, messages may meet in any order. `Drop` makes no collective call.
 
 use std::fmt;
@@ -15,14 +15,12 @@ use crate::addr::{Addr, WindowSlice};
 use crate::agreement::Record;
 use crate::collective::Collective;
 use crate::device::Device;
-use crate::error::{Result, Unsupported};
+use crate::error::{Error, Result, Unsupported};
 use crate::memory::Memory;
 use crate::path::PathTable;
 use crate::rank::{CommId, Rank};
-use crate::scratch::Site;
-use crate::stream::StreamRef;
+use crate::submission::Submission;
 use crate::symmetric::SymmetricMemory;
-use crate::work::Work;
 
 /// One rank's end of a communicator.
 ///
@@ -44,47 +42,55 @@ pub trait Communicator: fmt::Debug + Send {
     /// What is fast here and what is extra; it changes nothing about what is right.
     fn capabilities(&self) -> &Capabilities;
 
-    /// Enqueues collectives on a stream; a slice of several is one group.
+    /// Enqueues copies in, the calls as one group and copies out, in this order, on the submission's
+    /// stream.
     ///
-    /// Returns before the operations have finished, unless the stream runs them inline. Work
-    /// enqueued later on the stream sees the results. While the stream captures, the operations
-    /// become nodes of the graph, which replay on exactly these addresses. An operation without
-    /// elements moves nothing; a backend that compares calls compares it like any other.
+    /// Returns before they have run, unless the stream runs them inline. Work enqueued later on the
+    /// stream sees the results. While the stream captures, they become nodes of the graph, which
+    /// replay on exactly these addresses. Each copy is an entry of the queue, or a node, of its own. A
+    /// call without elements moves nothing; a backend that compares calls compares it like any other.
+    /// A submission without calls is local: its copies run, and no other rank hears of it.
+    ///
+    /// # Implementer notes
+    ///
+    /// What can be found without another rank is found before the first copy: windows, and what the
+    /// library cannot do. After calls that fail, no copy out is enqueued.
+    /// [`Submission::copy_around`] makes the copies on the device.
     ///
     /// # Errors
     ///
-    /// [`Misuse`](crate::error::Misuse) by [`Collective::check`] before anything is enqueued;
-    /// a mismatch where the backend compares calls; the first failure once poisoned. An error
-    /// found while the operation runs surfaces when the stream is queried or synchronised.
+    /// [`Misuse`](crate::error::Misuse) for operands that do not lie in the windows they name, before
+    /// anything is enqueued; [`Unsupported`](crate::error::ErrorKind::Unsupported) likewise; a mismatch
+    /// where the backend compares calls; the first failure once poisoned. An error found while a call
+    /// runs surfaces when the stream is queried or synchronised.
     ///
     /// # Safety
     ///
-    /// Every operand must be valid for the device until the operation has run, and while
-    /// capturing until the graph and all its executables are gone. Nothing unordered with the
-    /// stream may use the operands meanwhile, on any rank. An operand that names a window lies at
-    /// that offset of it, and all ranks pass the same window and offset; for the part of an in-place
-    /// gather or scatter, the same offset of the whole that it is a part of.
-    unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()>;
+    /// The calls: each has passed [`Collective::check`] as this rank passes it, and none writes what
+    /// another reads or writes. The capture: it is what the device said of the stream, on which none
+    /// has begun or ended since. [`Submission::checked`] sees to both.
+    ///
+    /// The operands: each is valid for the device until the call has run, and while capturing until the
+    /// graph and all its executables are gone. Nothing unordered with the stream uses it meanwhile, on
+    /// any rank. An operand that names a window lies at that offset of it, and all ranks pass the same
+    /// window and offset; for the part of an in-place gather or scatter, the same offset of the whole
+    /// that it is a part of.
+    ///
+    /// The copies: they are as [`Device::copy`] wants them, and where operations do not
+    /// [drain](Capabilities::drains), none comes after calls that peers may read.
+    unsafe fn enqueue(&mut self, submission: &Submission<'_>) -> Result<()>;
 
-    /// [`enqueue`](Communicator::enqueue) with copies before and after, for a caller who has checked the
-    /// operations and asked the stream, so that neither is done twice.
+    /// Hears of a call that its caller refused, before anything of it was enqueued and before any other
+    /// rank was asked about it; the error that the caller is to return.
     ///
-    /// A wrapper that does not pass this on is right, and slower where its backend is fast.
+    /// Each refusal is told once, by whoever checks: [`Collectives`](crate::collectives::Collectives)
+    /// and [`Submission::checked`]. The calls are as far as they are known, and may be wrong in any way.
     ///
-    /// # Errors
+    /// # Implementer notes
     ///
-    /// As [`enqueue`](Communicator::enqueue), for what only the backend knows.
-    ///
-    /// # Safety
-    ///
-    /// As [`enqueue`](Communicator::enqueue). Every operation has passed [`Collective::check`] as this
-    /// rank of this world passes it, and `site.capture` is what the device said of the stream, on
-    /// which no capture has begun or ended since. The copies are as [`Device::copy`] wants them; where
-    /// operations do not [drain](Capabilities::drains), none comes after those that peers may read.
-    unsafe fn enqueue_checked(&mut self, work: &Work<'_, '_>, site: Site<'_>) -> Result<()> {
-        // SAFETY: By the caller.
-        unsafe { work.enqueue_each(self, site.stream) }
-    }
+    /// A backend gives the error back. What compares calls around a backend has other ranks learn of it,
+    /// which may be waiting for this one in that comparison.
+    fn refused(&mut self, calls: &[Collective<'_>], error: Error) -> Error;
 
     /// Exchanges one record with every rank, on the host, within a deadline.
     ///
@@ -117,16 +123,6 @@ pub trait Communicator: fmt::Debug + Send {
     ///
     /// As [`Communicator::agree`].
     fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn Communicator>>>;
-
-    /// Has later calls whose operands lie in windows, as the table of paths wants them, use a
-    /// symmetric kernel or fail before anything moves; whether this backend obeys.
-    ///
-    /// Local; all ranks ask alike. Where the answer is `false`, nothing has changed, and which kernel
-    /// runs stays a prediction. A wrapper that does not pass this on is right, and promises less.
-    fn insist(&mut self, on: bool) -> bool {
-        let _ = on;
-        false
-    }
 
     /// A handle that aborts this communicator while a call on it is blocked.
     fn abort_handle(&self) -> AbortHandle;
@@ -189,6 +185,9 @@ pub struct Capabilities {
     /// Whether a collective that differs between ranks fails with the same typed error on all of
     /// them; messages may be compared by their two ranks alone.
     pub compares_calls: bool,
+    /// Whether [`KernelChoice::Symmetric`](crate::submission::KernelChoice::Symmetric) is obeyed. Where
+    /// not, which kernel runs stays a prediction.
+    pub forces_kernels: bool,
     /// World sizes this communicator's backend supports.
     pub world: RangeInclusive<usize>,
 }

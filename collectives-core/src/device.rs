@@ -1,8 +1,8 @@
 //! Everything about a device that is not collective.
 //!
-//! Several communicators share one device as `Arc<dyn Device>`. Copies and order live here and
-//! not in the communicator, so that decorators of a communicator need not forward them and buffers
-//! can exist before any communicator does.
+//! Several communicators share one device as `Arc<dyn Device>`. Copies and order live here, so that
+//! buffers can exist before any communicator does; the copies of a staged call go with it, in its
+//! [`Submission`](crate::submission::Submission).
 
 use std::fmt::Debug;
 

@@ -336,6 +336,8 @@ pub enum Field {
     Version,
     /// A length of a record that was exchanged.
     RecordLength,
+    /// Which kernels may be used.
+    Kernel,
 }
 
 impl fmt::Display for Field {
@@ -359,6 +361,7 @@ impl fmt::Display for Field {
             Self::Domain => "the scratch domain",
             Self::Version => "the version",
             Self::RecordLength => "the record length",
+            Self::Kernel => "the choice of kernels",
         })
     }
 }

@@ -11,11 +11,12 @@ use crate::communicator::{AbortHandle, Capabilities, CommInfo, Communicator, Def
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::path::Reason;
-use crate::scratch::{Lease, Plan, Request, ScratchAllocator, Site, Splitting, Trimmed};
+use crate::rank::CaptureId;
+use crate::scratch::{Lease, Plan, Request, ScratchAllocator, Splitting, Trimmed};
 use crate::stats::Stats;
 use crate::stream::StreamRef;
+use crate::submission::Submission;
 use crate::symmetric::SymmetricMemory;
-use crate::work::Work;
 
 macro_rules! forward_communicator {
     ($($pointer:ty),+) => {$(
@@ -32,18 +33,14 @@ macro_rules! forward_communicator {
                 (**self).capabilities()
             }
 
-            unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
+            #[inline(always)]
+            unsafe fn enqueue(&mut self, submission: &Submission<'_>) -> Result<()> {
                 // SAFETY: The caller's promise is passed on unchanged.
-                unsafe { (**self).enqueue(ops, stream) }
+                unsafe { (**self).enqueue(submission) }
             }
 
-            unsafe fn enqueue_checked(
-                &mut self,
-                work: &Work<'_, '_>,
-                site: Site<'_>,
-            ) -> Result<()> {
-                // SAFETY: The caller's promise is passed on unchanged.
-                unsafe { (**self).enqueue_checked(work, site) }
+            fn refused(&mut self, calls: &[Collective<'_>], error: Error) -> Error {
+                (**self).refused(calls, error)
             }
 
             fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
@@ -64,10 +61,6 @@ macro_rules! forward_communicator {
                 key: u32,
             ) -> Result<Option<Box<dyn Communicator>>> {
                 (**self).split(color, key)
-            }
-
-            fn insist(&mut self, on: bool) -> bool {
-                (**self).insist(on)
             }
 
             fn abort_handle(&self) -> AbortHandle {
@@ -94,9 +87,10 @@ macro_rules! forward_allocator {
                 &mut self,
                 comm: &mut dyn Communicator,
                 request: Request,
-                site: Site<'_>,
+                stream: &StreamRef,
+                capture: Option<CaptureId>,
             ) -> Result<Lease> {
-                (**self).acquire(comm, request, site)
+                (**self).acquire(comm, request, stream, capture)
             }
 
             fn release(&mut self, lease: Lease) -> Result<()> {

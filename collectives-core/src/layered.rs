@@ -4,13 +4,12 @@
 //! `split` included.
 //!
 //! ```
-//! use collectives_core::collective::Collective;
 //! use collectives_core::communicator::Communicator;
 //! use collectives_core::error::Result;
 //! use collectives_core::layered::{Layer, Layered};
-//! use collectives_core::stream::StreamRef;
+//! use collectives_core::submission::Submission;
 //!
-//! /// Counts operations.
+//! /// Counts calls.
 //! #[derive(Debug, Default)]
 //! struct Counter(usize);
 //!
@@ -18,10 +17,9 @@
 //!     fn before_enqueue(
 //!         &mut self,
 //!         _inner: &mut dyn Communicator,
-//!         ops: &[Collective<'_>],
-//!         _stream: &StreamRef,
+//!         submission: &Submission<'_>,
 //!     ) -> Result<()> {
-//!         self.0 += ops.len();
+//!         self.0 += submission.calls.len();
 //!         Ok(())
 //!     }
 //!     fn for_child(&self) -> Self {
@@ -45,12 +43,12 @@ use crate::device::Device;
 use crate::error::{Error, Result, Unsupported};
 use crate::memory::Memory;
 use crate::rank::Rank;
-use crate::stream::StreamRef;
+use crate::submission::Submission;
 use crate::symmetric::SymmetricMemory;
 
 /// What a decorator may do around the calls of a communicator. Every hook forwards by default.
 pub trait Layer: Debug + Send {
-    /// Called before operations are enqueued; an error keeps them from being enqueued.
+    /// Called before anything is enqueued; an error keeps all of it from being enqueued.
     ///
     /// # Errors
     ///
@@ -58,10 +56,9 @@ pub trait Layer: Debug + Send {
     fn before_enqueue(
         &mut self,
         inner: &mut dyn Communicator,
-        ops: &[Collective<'_>],
-        stream: &StreamRef,
+        submission: &Submission<'_>,
     ) -> Result<()> {
-        let _ = (inner, ops, stream);
+        let _ = (inner, submission);
         Ok(())
     }
 
@@ -73,12 +70,21 @@ pub trait Layer: Debug + Send {
     fn after_enqueue(
         &mut self,
         inner: &mut dyn Communicator,
-        ops: &[Collective<'_>],
-        stream: &StreamRef,
+        submission: &Submission<'_>,
         outcome: Result<()>,
     ) -> Result<()> {
-        let _ = (inner, ops, stream);
+        let _ = (inner, submission);
         outcome
+    }
+
+    /// Hears of a call that its caller refused, as [`Communicator::refused`] says.
+    fn refused(
+        &mut self,
+        inner: &mut dyn Communicator,
+        calls: &[Collective<'_>],
+        error: Error,
+    ) -> Error {
+        inner.refused(calls, error)
     }
 
     /// Exchanges a record.
@@ -226,12 +232,16 @@ impl<L: Layer + 'static, C: Communicator> Communicator for Layered<L, C> {
         &self.capabilities
     }
 
-    unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
-        self.layer.before_enqueue(&mut self.inner, ops, stream)?;
-        // SAFETY: The caller's promise about the operands is passed on unchanged.
-        let outcome = unsafe { self.inner.enqueue(ops, stream) };
+    unsafe fn enqueue(&mut self, submission: &Submission<'_>) -> Result<()> {
+        self.layer.before_enqueue(&mut self.inner, submission)?;
+        // SAFETY: The caller's promise is passed on unchanged.
+        let outcome = unsafe { self.inner.enqueue(submission) };
         self.layer
-            .after_enqueue(&mut self.inner, ops, stream, outcome)
+            .after_enqueue(&mut self.inner, submission, outcome)
+    }
+
+    fn refused(&mut self, calls: &[Collective<'_>], error: Error) -> Error {
+        self.layer.refused(&mut self.inner, calls, error)
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
@@ -254,10 +264,6 @@ impl<L: Layer + 'static, C: Communicator> Communicator for Layered<L, C> {
         Ok(child.map(|inner| -> Box<dyn Communicator> {
             Box::new(Layered::new(self.layer.for_child(), inner))
         }))
-    }
-
-    fn insist(&mut self, on: bool) -> bool {
-        self.inner.insist(on)
     }
 
     fn abort_handle(&self) -> AbortHandle {

@@ -49,6 +49,7 @@ pub mod shared;
 pub mod split;
 pub mod stats;
 pub mod stream;
+pub mod submission;
 pub mod symmetric;
 #[cfg(not(loom))]
 mod sync;
@@ -56,4 +57,3 @@ mod sync;
 pub mod sync;
 pub mod tcp_store;
 pub mod tensor;
-pub mod work;

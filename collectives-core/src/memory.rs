@@ -8,12 +8,11 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use crate::addr::Addr;
 use crate::error::{Misuse, Result};
 use crate::rank::{DeviceId, StreamId};
-use crate::scratch::LeaseHold;
 use crate::stream::StreamRef;
 use crate::sync::{self, AtomicBool, Counted, Mutex, MutexGuard};
 
@@ -37,8 +36,6 @@ struct Owned {
     device: DeviceId,
     addr: Addr,
     bytes: usize,
-    /// What ends leases of this memory, if it is a slot.
-    hold: OnceLock<Arc<dyn LeaseHold>>,
     entered: AtomicBool,
     replays: AtomicU64,
     block: Counted<Block>,
@@ -85,7 +82,6 @@ impl Memory {
             device,
             addr,
             bytes,
-            hold: OnceLock::new(),
             entered: AtomicBool::new(false),
             replays: AtomicU64::new(0),
             block: Counted::new(Block {
@@ -153,23 +149,6 @@ impl Memory {
     #[must_use]
     pub fn is_sole_owner(&mut self) -> bool {
         sync::is_sole_owner(&mut self.0)
-    }
-
-    /// Says once what ends leases of this memory, so that [`Lease::of_slot`] need not count it.
-    ///
-    /// # Errors
-    ///
-    /// [`Misuse::Other`] the second time.
-    ///
-    /// [`Lease::of_slot`]: crate::scratch::Lease::of_slot
-    pub fn ends_leases_with(&self, hold: Arc<dyn LeaseHold>) -> Result<()> {
-        let again = || Misuse::Other("the memory is a slot already".to_owned());
-        self.0.hold.set(hold).map_err(|_| again().into())
-    }
-
-    #[inline]
-    pub(crate) fn hold(&self) -> Option<&dyn LeaseHold> {
-        self.0.hold.get().map(|hold| &**hold)
     }
 
     /// The stream of the last use that was ordered through this crate.

@@ -3,8 +3,10 @@
 use crate::communicator::{Communicator, Deferred};
 use crate::error::{Error, ErrorKind, Refusal, Result};
 use crate::path::Reason;
-use crate::scratch::{Lease, Plan, Request, ScratchAllocator, Site, Trimmed};
+use crate::rank::CaptureId;
+use crate::scratch::{Lease, Plan, Request, ScratchAllocator, Trimmed};
 use crate::stats::Stats;
+use crate::stream::StreamRef;
 
 /// Hands out nothing, so that every call takes its operands where they are.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,7 +21,8 @@ impl ScratchAllocator for NoScratch {
         &mut self,
         _comm: &mut dyn Communicator,
         request: Request,
-        _site: Site<'_>,
+        _stream: &StreamRef,
+        _capture: Option<CaptureId>,
     ) -> Result<Lease> {
         Err(Error::new(ErrorKind::Refused {
             bytes: request.bytes,

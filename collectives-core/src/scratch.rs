@@ -62,15 +62,6 @@ impl Splitting {
     };
 }
 
-/// Where a lease will be used: the stream, and the capture it belongs to.
-#[derive(Clone, Copy, Debug)]
-pub struct Site<'a> {
-    /// The stream that all work on the lease is enqueued on.
-    pub stream: &'a StreamRef,
-    /// What [`Device::capture_state`](crate::device::Device::capture_state) said of it.
-    pub capture: Option<CaptureId>,
-}
-
 /// Which uses share slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -120,89 +111,67 @@ pub trait LeaseHold: fmt::Debug + Send + Sync {
 pub struct Lease {
     operand: Operand,
     slot: SlotId,
-    held: Held,
+    /// Gone when it has ended.
+    held: Option<Held>,
 }
 
 /// What a lease owns, and how it ends.
 #[derive(Debug)]
-enum Held {
-    /// Memory that says how its leases end.
-    OfSlot(Memory),
-    /// Memory that is given back through this.
-    Own(Memory, Arc<dyn LeaseHold>),
-    /// Nothing: it has ended.
-    Nothing,
+struct Held {
+    memory: Memory,
+    hold: Arc<dyn LeaseHold>,
 }
 
 impl Lease {
-    /// A lease of the first `bytes` bytes of a slot's memory, whose window starts at `window`.
+    /// A lease of the first `bytes` bytes of a slot's memory, whose window starts at `window`, and which
+    /// is given back through `hold`.
     ///
     /// # Errors
     ///
     /// [`Misuse::OutOfBounds`] when the memory is smaller.
+    #[inline(always)]
     pub fn new(
-        memory: &Memory,
+        memory: Memory,
         bytes: usize,
         window: WindowSlice,
         slot: SlotId,
         hold: Arc<dyn LeaseHold>,
     ) -> Result<Self> {
-        Ok(Self {
-            operand: first(memory, bytes, window)?,
-            slot,
-            held: Held::Own(memory.clone(), hold),
-        })
-    }
-
-    /// The same, given back through what the memory
-    /// [ends its leases with](Memory::ends_leases_with), and of an owner that the caller has: nothing
-    /// is counted.
-    ///
-    /// # Errors
-    ///
-    /// [`Misuse::OutOfBounds`] when the memory is smaller.
-    #[inline]
-    pub fn of_slot(
-        memory: Memory,
-        bytes: usize,
-        window: WindowSlice,
-        slot: SlotId,
-    ) -> Result<Self> {
-        Ok(Self {
-            operand: first(&memory, bytes, window)?,
-            slot,
-            held: Held::OfSlot(memory),
-        })
-    }
-
-    /// Ends the lease without giving it back, for the allocator that made it [of a
-    /// slot](Lease::of_slot) of this memory: the owner that it was made of. The allocator then does what
-    /// the memory would have ended the lease with. Dropping the lease does nothing after that.
-    ///
-    /// `None`, and the lease as it was, if it is one of other memory, or ends in another way.
-    #[inline]
-    pub fn reclaim(&mut self, of: &Memory) -> Option<Memory> {
-        match &self.held {
-            Held::OfSlot(memory) if memory.is(of) => {}
-            _ => return None,
+        if bytes > memory.bytes() {
+            return Err(too_short(&memory, bytes));
         }
-        match std::mem::replace(&mut self.held, Held::Nothing) {
-            Held::OfSlot(memory) => Some(memory),
-            _ => None,
-        }
+        Ok(Self {
+            operand: Operand::new(memory.addr(), bytes).in_window(window),
+            slot,
+            held: Some(Held { memory, hold }),
+        })
     }
 
     /// The lease as a decorator hands it on: the same range, given back through `hold`, which keeps
     /// this lease and ends it.
     pub fn seen_through(&self, hold: Arc<dyn LeaseHold>) -> Self {
+        let memory = self.held.as_ref().map(|held| held.memory.clone());
         Self {
             operand: self.operand,
             slot: self.slot,
-            held: match &self.held {
-                Held::OfSlot(memory) | Held::Own(memory, _) => Held::Own(memory.clone(), hold),
-                Held::Nothing => Held::Nothing,
-            },
+            held: memory.map(|memory| Held { memory, hold }),
         }
+    }
+
+    /// Whether it is given back through this very `hold`.
+    #[inline(always)]
+    #[must_use]
+    pub fn ends_through<H: LeaseHold>(&self, hold: &Arc<H>) -> bool {
+        let own = self.held.as_ref().map(|held| Arc::as_ptr(&held.hold));
+        own.is_some_and(|own| std::ptr::addr_eq(own, Arc::as_ptr(hold)))
+    }
+
+    /// Ends the lease without giving it back, for an allocator that has its own back and does itself
+    /// what the hold would have done: what it was made of, to make the next one of.
+    #[inline(always)]
+    #[must_use]
+    pub fn into_parts(mut self) -> Option<(Memory, Arc<dyn LeaseHold>)> {
+        self.held.take().map(|held| (held.memory, held.hold))
     }
 
     /// Exactly the bytes requested, in a window.
@@ -221,8 +190,8 @@ impl Lease {
     /// before that work has finished.
     #[inline(always)]
     pub(crate) fn note_use(&self, stream: &StreamRef) {
-        if let Held::OfSlot(memory) | Held::Own(memory, _) = &self.held {
-            memory.note_user(stream);
+        if let Some(held) = &self.held {
+            held.memory.note_user(stream);
         }
     }
 
@@ -233,39 +202,17 @@ impl Lease {
     /// When the order with later users could not be enqueued.
     #[inline(always)]
     pub fn complete(mut self) -> Result<()> {
-        let held = std::mem::replace(&mut self.held, Held::Nothing);
-        // Nothing is left in it to drop.
-        std::mem::forget(self);
-        match held {
-            Held::OfSlot(memory) => memory.hold().map_or(Ok(()), LeaseHold::complete),
-            Held::Own(_memory, hold) => hold.complete(),
-            Held::Nothing => Ok(()),
-        }
+        self.held.take().map_or(Ok(()), |held| held.hold.complete())
     }
 }
 
 impl Drop for Lease {
     #[inline]
     fn drop(&mut self) {
-        match &self.held {
-            Held::OfSlot(memory) => {
-                if let Some(hold) = memory.hold() {
-                    hold.abandon();
-                }
-            }
-            Held::Own(_, hold) => hold.abandon(),
-            Held::Nothing => {}
+        if let Some(held) = self.held.take() {
+            held.hold.abandon();
         }
     }
-}
-
-/// The first `bytes` bytes of the memory, whose window starts at `window`.
-#[inline]
-fn first(memory: &Memory, bytes: usize, window: WindowSlice) -> Result<Operand> {
-    if bytes > memory.bytes() {
-        return Err(too_short(memory, bytes));
-    }
-    Ok(Operand::new(memory.addr(), bytes).in_window(window))
 }
 
 #[cold]
@@ -315,7 +262,7 @@ pub struct Trimmed {
 /// # Implementer notes
 ///
 /// The collectives trust an allocator with two things: leases that are out never overlap, and work
-/// enqueued on a site's stream after `acquire` is ordered after the last use of the same bytes. One
+/// enqueued on the stream after `acquire` is ordered after the last use of the same bytes. One
 /// that gets these wrong lets operations race for scratch. It cannot make them touch anything but
 /// counted memory, since a lease owns what it lends.
 ///
@@ -324,9 +271,10 @@ pub trait ScratchAllocator: fmt::Debug + Send {
     /// The policy's name.
     fn name(&self) -> &str;
 
-    /// Scratch of at least this many bytes, for use on `site.stream`.
+    /// Scratch of at least this many bytes, for use on `stream`, of which the device said that it is
+    /// part of this capture, or of none.
     ///
-    /// While `site.stream` captures, the graph owns the slot before this returns, and nothing is
+    /// While the stream captures, the graph owns the slot before this returns, and nothing is
     /// registered. Work enqueued on the stream after this is ordered after the slot's last use.
     ///
     /// # Errors
@@ -341,7 +289,8 @@ pub trait ScratchAllocator: fmt::Debug + Send {
         &mut self,
         comm: &mut dyn Communicator,
         request: Request,
-        site: Site<'_>,
+        stream: &StreamRef,
+        capture: Option<CaptureId>,
     ) -> Result<Lease>;
 
     /// Gives a lease back after all work on it has been enqueued on its stream, as
@@ -426,7 +375,10 @@ pub trait ScratchAllocator: fmt::Debug + Send {
         None
     }
 
-    /// So many pieces of one call were enqueued, to be [counted](Stats::pieces); by default they are not.
+    /// So many pieces of one call were enqueued, to be [counted](Stats::pieces). Between
+    /// [`Collectives`](crate::collectives::Collectives) and the pool of `collectives-alloc`, and private to
+    /// them: nobody else calls it or needs it, and it may go.
+    #[doc(hidden)]
     fn note_pieces(&mut self, pieces: u64) {
         let _ = pieces;
     }

@@ -19,6 +19,7 @@ pub(crate) fn of_host() -> Capabilities {
         paths: symmetric_paths(REDUCTIONS, kernels),
         drains: true,
         compares_calls: true,
+        forces_kernels: false,
         world: 1..=usize::MAX,
     }
 }

@@ -198,12 +198,6 @@ impl Queue {
         self.flags.load(Ordering::Acquire) == 0
     }
 
-    /// Whether the stream is part of a valid capture.
-    #[inline]
-    pub(crate) fn is_capturing(&self) -> Result<bool> {
-        Ok(!self.is_plain() && self.capture_state()?.is_some())
-    }
-
     /// The capture's identity, if the stream captures and nothing is wrong with it.
     pub(crate) fn capture_state(&self) -> Result<Option<CaptureId>> {
         if self.is_plain() {

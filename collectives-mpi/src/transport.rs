@@ -100,6 +100,7 @@ impl Transport for MpiTransport {
             paths: PathTable::default(),
             drains: true,
             compares_calls: false,
+            forces_kernels: false,
             world: 1..=c_int::MAX as usize,
         }
     }

@@ -13,11 +13,9 @@ use collectives_core::error::{Error, Misuse, Result, Unsupported};
 use collectives_core::memory::Memory;
 use collectives_core::rank::CommId;
 use collectives_core::round::Rounds;
-use collectives_core::scratch::Site;
 use collectives_core::split;
-use collectives_core::stream::StreamRef;
+use collectives_core::submission::Submission;
 use collectives_core::symmetric::SymmetricMemory;
-use collectives_core::work::Work;
 use nccl_sys::Version;
 
 use crate::device::{CudaDevice, vmm::Blocks};
@@ -105,6 +103,8 @@ impl NcclCommunicator {
                 paths: paths::table(state.nccl.version(), forced, shared),
                 drains: true,
                 compares_calls: false,
+                // It can be told since 2.31.
+                forces_kernels: Algorithm::Symmetric.check(state.nccl.version()).is_ok(),
                 world: 1..=usize::MAX,
             },
             windows: Windows::new(
@@ -205,22 +205,19 @@ impl Communicator for NcclCommunicator {
         &self.capabilities
     }
 
-    unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
-        self.state.check_open()?;
-        let Self { state, info, .. } = self;
-        ops.iter()
-            .try_for_each(|call| call.check(info.rank, info.world_size))
-            .map_err(|error| state.named(error))?;
-        let capture = self.device.capture_state(stream);
-        let capture = capture.map_err(|error| self.state.note(error))?;
-        // SAFETY: By the caller, and the checks and the question above.
-        unsafe { self.enqueue_on(&Work::of(ops), Site { stream, capture }) }
+    #[inline(always)]
+    unsafe fn enqueue(&mut self, submission: &Submission<'_>) -> Result<()> {
+        let enqueued = match self.plain(submission) {
+            // SAFETY: By the caller.
+            Some(call) => unsafe { self.enqueue_plain(submission, &call) },
+            // SAFETY: By the caller.
+            None => unsafe { self.enqueue_any(submission) },
+        };
+        enqueued.map_err(|error| self.state.note(error))
     }
 
-    #[inline(always)]
-    unsafe fn enqueue_checked(&mut self, work: &Work<'_, '_>, site: Site<'_>) -> Result<()> {
-        // SAFETY: By the caller.
-        unsafe { self.enqueue_on(work, site) }
+    fn refused(&mut self, _calls: &[Collective<'_>], error: Error) -> Error {
+        error
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
@@ -247,16 +244,6 @@ impl Communicator for NcclCommunicator {
     fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn Communicator>>> {
         let child = self.child(color, key)?;
         Ok(child.map(|child| Box::new(child) as Box<dyn Communicator>))
-    }
-
-    /// The library can be told since 2.31.
-    fn insist(&mut self, on: bool) -> bool {
-        let insists = on && Algorithm::Symmetric.check(self.version()).is_ok();
-        self.algorithm = match (self.state.options.algorithm, insists) {
-            (Algorithm::Auto, true) => Algorithm::Symmetric,
-            (algorithm, _) => algorithm,
-        };
-        insists
     }
 
     fn abort_handle(&self) -> AbortHandle {

@@ -1,4 +1,4 @@
-//! Enqueues collectives: one group of NCCL, and what has to follow it.
+//! Enqueues submissions: copies, one group of NCCL, what has to follow it, copies.
 
 use std::ffi::CStr;
 use std::slice;
@@ -7,8 +7,7 @@ use collectives_core::collective::{Collective, Counts, Op};
 use collectives_core::dtype::DType;
 use collectives_core::error::{CaptureFault, Error, Result, Unsupported};
 use collectives_core::reduce::ReduceOp;
-use collectives_core::scratch::Site;
-use collectives_core::work::Work;
+use collectives_core::submission::{KernelChoice, Submission};
 use nccl_sys::{DataType, RedOp, Stream};
 
 use crate::call::{Arithmetic, Call, Reduction};
@@ -59,173 +58,155 @@ fn arithmetic(op: &Collective<'_>) -> Result<Arithmetic> {
     Ok(Arithmetic { dtype, op })
 }
 
-/// The reduction of a call that is one call of the library with an operator that the library has, and
-/// nothing before or after it; of a call that does not reduce, any.
-#[inline(always)]
-fn plain(call: &Collective<'_>) -> Option<RedOp> {
-    match (call.op, call.counts) {
-        (_, Counts::Uneven(_) | Counts::Even(0)) | (Op::AllReduce(ReduceOp::Average), _) => None,
-        (Op::AllReduce(op) | Op::ReduceScatter(op), _) => convert::reduction(op),
-        (Op::AllGather, _) => Some(RedOp::SUM),
-        _ => None,
-    }
+/// A call that is one call of the library with an operator that the library has and a kernel that it
+/// chooses, and nothing before or after it.
+pub(crate) struct Plain<'a> {
+    call: &'a Collective<'a>,
+    step: Step,
+    op: RedOp,
 }
 
 impl NcclCommunicator {
-    /// Enqueues operations that passed [`Collective::check`] on a stream that captures if `site` says so.
-    ///
-    /// # Safety
-    ///
-    /// As for `Communicator::enqueue_checked`.
+    /// The one call of a submission, if it is plain.
     #[inline(always)]
-    pub(crate) unsafe fn enqueue_on(&self, work: &Work<'_, '_>, site: Site<'_>) -> Result<()> {
-        let enqueued = if self.algorithm == Algorithm::Auto
-            && let [call] = work.calls
-            && let Some(op) = plain(call)
-            && let Some(step) = mapping::single(call, self.info.rank, &self.barrier)
-        {
-            // SAFETY: By the caller.
-            unsafe { self.enqueue_plain(work, call, (step, op), site) }
-        } else {
-            // SAFETY: By the caller.
-            unsafe { self.enqueue_others(work, site) }
+    pub(crate) fn plain<'a>(&self, submission: &Submission<'a>) -> Option<Plain<'a>> {
+        let [call] = submission.calls else {
+            return None;
         };
-        enqueued.map_err(|error| self.state.note(error))
+        if self.algorithm(submission.kernel) != Algorithm::Auto {
+            return None;
+        }
+        let op = match (call.op, call.counts) {
+            (_, Counts::Uneven(_) | Counts::Even(0)) | (Op::AllReduce(ReduceOp::Average), _) => {
+                return None;
+            }
+            (Op::AllReduce(op) | Op::ReduceScatter(op), _) => convert::reduction(op)?,
+            (Op::AllGather, _) => RedOp::SUM,
+            _ => return None,
+        };
+        let step = mapping::single(call, self.info.rank, &self.barrier)?;
+        Some(Plain { call, step, op })
     }
 
-    /// Enqueues work whose one call is [`plain`], and is this step, of which the library chooses the kernel:
-    /// what most calls are, with as little code between the caller and the library as there can be.
+    /// Enqueues a plain call and its copies: what most submissions are, with as little code between the
+    /// caller and the library as there can be.
     ///
     /// # Safety
     ///
-    /// As for `Communicator::enqueue_checked`.
+    /// As for `Communicator::enqueue`.
     #[inline(always)]
-    unsafe fn enqueue_plain(
+    pub(crate) unsafe fn enqueue_plain(
         &self,
-        work: &Work<'_, '_>,
-        call: &Collective<'_>,
-        (step, op): (Step, RedOp),
-        site: Site<'_>,
+        submission: &Submission<'_>,
+        &Plain { call, step, op }: &Plain<'_>,
     ) -> Result<()> {
         // Here too, so that what is refused leaves no copy behind, and no claim of a graph.
         self.state.check_open()?;
         self.check_windows(call)?;
         let dtype = convert::data_type(call.dtype)?;
-        let (stream, _current) = self.enter(site)?;
-        if site.capture.is_some() {
+        let (stream, _current) = self.enter(submission)?;
+        if submission.capture.is_some() {
             self.claim(stream, slice::from_ref(call))?;
         }
-        // SAFETY: By the caller.
-        let enqueued = unsafe { self.enqueue_step(work, (step, dtype, op), stream) };
-        let noted = self.leave(site, stream);
+        let enqueue = || {
+            // SAFETY: By the caller ("The copies").
+            unsafe { stream.copy(submission.copies_in) }?;
+            let inside = self.state.inside()?;
+            let to = Call {
+                nccl: self.state.nccl,
+                comm: inside.comm,
+                stream: Stream(stream.raw.0),
+            };
+            let called = to.call(step, dtype, op);
+            inside.leave()?;
+            called?;
+            // SAFETY: As above.
+            unsafe { stream.copy(submission.copies_out) }
+        };
+        let enqueued = enqueue();
+        let noted = self.leave(submission, stream);
         enqueued.and(noted)
     }
 
-    /// Enqueues one call of the library and the copies around it.
+    /// Enqueues any submission.
     ///
     /// # Safety
     ///
-    /// As for `Communicator::enqueue_checked`.
-    #[inline(always)]
-    unsafe fn enqueue_step(
-        &self,
-        work: &Work<'_, '_>,
-        (step, dtype, op): (Step, DataType, RedOp),
-        stream: &CudaStream,
-    ) -> Result<()> {
-        // SAFETY: By the caller.
-        unsafe { stream.copy(work.into) }?;
-        let inside = self.state.inside()?;
-        let to = Call {
-            nccl: self.state.nccl,
-            comm: inside.comm,
-            stream: Stream(stream.raw.0),
-        };
-        let called = to.call(step, dtype, op);
-        inside.leave()?;
-        called?;
-        // SAFETY: By the caller.
-        unsafe { stream.copy(work.out) }
-    }
-
-    /// Enqueues any work.
-    ///
-    /// # Safety
-    ///
-    /// As for `Communicator::enqueue_checked`.
+    /// As for `Communicator::enqueue`.
     #[inline(never)]
-    unsafe fn enqueue_others(&self, work: &Work<'_, '_>, site: Site<'_>) -> Result<()> {
+    pub(crate) unsafe fn enqueue_any(&self, submission: &Submission<'_>) -> Result<()> {
         self.state.check_open()?;
-        self.check(work.calls)?;
-        if !work.calls.iter().any(Collective::is_empty) {
-            // SAFETY: By the caller.
-            return unsafe { self.enqueue_full(work, site) };
-        }
-        let full = work.calls.iter().filter(|call| !call.is_empty());
-        let calls = &*full.copied().collect::<Vec<_>>();
-        // SAFETY: By the caller.
-        unsafe { self.enqueue_full(&Work { calls, ..*work }, site) }
-    }
-
-    /// Enqueues operations that were checked, none of them empty, as one group, and their copies.
-    ///
-    /// # Safety
-    ///
-    /// As for `Communicator::enqueue_checked`.
-    unsafe fn enqueue_full(&self, work: &Work<'_, '_>, site: Site<'_>) -> Result<()> {
-        let ops = work.calls;
-        if ops.is_empty() && work.into.is_empty() && work.out.is_empty() {
+        self.check(submission.calls)?;
+        let full;
+        let calls = match submission.calls.iter().any(Collective::is_empty) {
+            false => submission.calls,
+            true => {
+                let calls = submission.calls.iter().filter(|call| !call.is_empty());
+                full = calls.copied().collect::<Vec<_>>();
+                &*full
+            }
+        };
+        if calls.is_empty() && submission.copies_in.is_empty() && submission.copies_out.is_empty() {
             return Ok(());
         }
-        let (stream, _current) = self.enter(site)?;
-        let divides = ops.iter().any(divides);
+        let (stream, _current) = self.enter(submission)?;
+        let divides = calls.iter().any(divides);
         if divides {
-            self.prepare(ops)?;
+            self.prepare(calls)?;
         }
-        if site.capture.is_some() {
-            self.claim(stream, ops)?;
+        if submission.capture.is_some() {
+            self.claim(stream, calls)?;
         }
-        // SAFETY: By the caller.
-        let enqueued = unsafe { self.enqueue_group(work, divides, stream) };
-        let noted = self.leave(site, stream);
+        let enqueue = || {
+            // SAFETY: By the caller ("The copies").
+            unsafe { stream.copy(submission.copies_in) }?;
+            self.call(calls, self.algorithm(submission.kernel), stream)?;
+            if divides {
+                // SAFETY: By the caller ("The operands").
+                unsafe { self.divide(calls, stream) }?;
+            }
+            // SAFETY: As for those before.
+            unsafe { stream.copy(submission.copies_out) }
+        };
+        let enqueued = enqueue();
+        let noted = self.leave(submission, stream);
         enqueued.and(noted)
     }
 
-    /// Enqueues operations as one group, and the copies and divisions around it.
-    ///
-    /// # Safety
-    ///
-    /// As for `Communicator::enqueue_checked`.
-    unsafe fn enqueue_group(
+    /// Calls the library, with several calls as one group.
+    fn call(
         &self,
-        work: &Work<'_, '_>,
-        divides: bool,
+        calls: &[Collective<'_>],
+        algorithm: Algorithm,
         stream: &CudaStream,
     ) -> Result<()> {
-        let ops = work.calls;
-        // SAFETY: By the caller.
-        unsafe { stream.copy(work.into) }?;
+        if calls.is_empty() {
+            return Ok(());
+        }
         self.state.with_comm(|nccl, comm| {
-            let call = Call {
+            let to = Call {
                 nccl,
                 comm,
                 stream: Stream(stream.raw.0),
             };
-            match ops {
-                [] => Ok(()),
-                [op] => match mapping::single(op, self.info.rank, &self.barrier) {
-                    Some(step) => call.step(step, arithmetic(op)?, self.selected(op)),
-                    None => self.group(&call, ops),
-                },
-                _ => self.group(&call, ops),
+            if let [call] = calls
+                && let Some(step) = mapping::single(call, self.info.rank, &self.barrier)
+            {
+                return to.step(step, arithmetic(call)?, self.selected(call, algorithm));
             }
-        })?;
-        if divides {
-            // SAFETY: By the caller.
-            unsafe { self.divide(ops, stream) }?;
+            self.group(&to, calls, algorithm)
+        })
+    }
+
+    /// What the library chooses from.
+    #[inline(always)]
+    fn algorithm(&self, kernel: KernelChoice) -> Algorithm {
+        match (self.algorithm, kernel) {
+            (Algorithm::Auto, KernelChoice::Symmetric) if self.capabilities.forces_kernels => {
+                Algorithm::Symmetric
+            }
+            (algorithm, _) => algorithm,
         }
-        // SAFETY: By the caller.
-        unsafe { stream.copy(work.out) }
     }
 
     /// The stream of a call, with the context current.
@@ -233,21 +214,21 @@ impl NcclCommunicator {
     /// Not in relaxed mode: launches disturb no capture, and for what it sets up at a first call NCCL
     /// changes the mode itself, also on threads of its own.
     #[inline(always)]
-    fn enter<'s>(&self, site: Site<'s>) -> Result<(&'s CudaStream, Current)> {
+    fn enter<'s>(&self, submission: &Submission<'s>) -> Result<(&'s CudaStream, Current)> {
         let device = &self.state.device;
-        let stream = stream_of(device.id, site.stream)?;
+        let stream = stream_of(device.id, submission.stream)?;
         stream.health()?;
         Ok((stream, device.context.enter()?))
     }
 
     /// Notes what was enqueued, also where only a part of it was.
     #[inline(always)]
-    fn leave(&self, site: Site<'_>, stream: &CudaStream) -> Result<()> {
-        if site.capture.is_none() {
+    fn leave(&self, submission: &Submission<'_>, stream: &CudaStream) -> Result<()> {
+        if submission.capture.is_none() {
             if stream.is_foreign() {
                 stream.mark()?;
             }
-            self.state.note_work(site.stream, stream);
+            self.state.note_work(submission.stream, stream);
         }
         Ok(())
     }
@@ -256,6 +237,7 @@ impl NcclCommunicator {
     fn check(&self, calls: &[Collective<'_>]) -> Result<()> {
         for call in calls {
             self.check_windows(call)?;
+            arithmetic(call)?;
             if is_refused(call, self.info.world_size) {
                 return Err(refused(call));
             }
@@ -320,42 +302,44 @@ impl NcclCommunicator {
     }
 
     #[inline(never)]
-    fn group(&self, call: &Call<'_>, ops: &[Collective<'_>]) -> Result<()> {
+    fn group(&self, to: &Call<'_>, calls: &[Collective<'_>], algorithm: Algorithm) -> Result<()> {
         // SAFETY: `ncclGroupStart` (nccl.h, "Group semantics") is ended below on this thread.
-        unsafe { call.nccl.group_start() }.map_err(nccl_error)?;
-        let issued = ops.iter().try_for_each(|op| self.issue(call, op));
+        unsafe { to.nccl.group_start() }.map_err(nccl_error)?;
+        let issued = calls
+            .iter()
+            .try_for_each(|call| self.issue(to, call, algorithm));
         // SAFETY: As above; a group must be ended also after a failure inside.
-        let ended = unsafe { call.nccl.group_end() }.map_err(nccl_error);
+        let ended = unsafe { to.nccl.group_end() }.map_err(nccl_error);
         issued.and(ended)
     }
 
-    fn issue(&self, call: &Call<'_>, op: &Collective<'_>) -> Result<()> {
-        let arithmetic = arithmetic(op)?;
-        let selection = self.selected(op);
+    fn issue(&self, to: &Call<'_>, call: &Collective<'_>, algorithm: Algorithm) -> Result<()> {
+        let arithmetic = arithmetic(call)?;
+        let selection = self.selected(call, algorithm);
         mapping::steps(
-            op,
+            call,
             self.info.rank,
             self.info.world_size,
             &self.barrier,
-            &mut |step| call.step(step, arithmetic, selection),
+            &mut |step| to.step(step, arithmetic, selection),
         )
     }
 
     /// What the library is told to choose from, for a call on windows that a kernel serves.
     #[inline(never)]
-    fn selected(&self, op: &Collective<'_>) -> Option<&'static CStr> {
-        if self.algorithm == Algorithm::Auto {
+    fn selected(&self, call: &Collective<'_>, algorithm: Algorithm) -> Option<&'static CStr> {
+        if algorithm == Algorithm::Auto {
             return None;
         }
         let rule = self
             .capabilities
             .paths
-            .rule(op, self.info.rank, self.info.world_size)
+            .rule(call, self.info.rank, self.info.world_size)
             .ok()?;
-        let in_windows = (!rule.needs.send() || op.send.window.is_some())
-            && (!rule.needs.recv() || op.recv.window.is_some());
+        let in_windows = (!rule.needs.send() || call.send.window.is_some())
+            && (!rule.needs.recv() || call.recv.window.is_some());
         in_windows
-            .then(|| self.algorithm.selection(op.kind()))
+            .then(|| algorithm.selection(call.kind()))
             .flatten()
     }
 }

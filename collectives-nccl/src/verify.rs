@@ -4,6 +4,7 @@ use collectives_core::collective::Collective;
 use collectives_core::communicator::Communicator;
 use collectives_core::device::Device;
 use collectives_core::error::Result;
+use collectives_core::submission::Submission;
 
 use crate::communicator::NcclCommunicator;
 use crate::device::{capture, end_capture, kernel_names};
@@ -27,8 +28,11 @@ impl NcclCommunicator {
         let mut names = Vec::with_capacity(calls.len());
         for call in calls {
             capture(&device, &stream)?;
-            // SAFETY: By the caller; the stream is new, and nobody else uses it.
-            let enqueued = unsafe { self.enqueue(std::slice::from_ref(call), &stream) };
+            let submission = Submission::checked(self, std::slice::from_ref(call), &stream);
+            let enqueued = submission.and_then(|submission| {
+                // SAFETY: By the caller; the stream is new, nobody else uses it, and the call was checked.
+                unsafe { self.enqueue(&submission) }
+            });
             let graph = end_capture(&device, &stream);
             enqueued?;
             names.push(kernel_names(&graph?)?);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use collectives_core::addr::{Addr, Operand, WindowId};
 use collectives_core::agreement::Record;
-use collectives_core::collective::{Collective, OpKind};
+use collectives_core::collective::OpKind;
 use collectives_core::communicator::{Communicator, Deferred};
 use collectives_core::device::Device;
 use collectives_core::error::{Error, ErrorKind, Result};
@@ -16,6 +16,7 @@ use collectives_core::layered::{Layer, symmetric_of};
 use collectives_core::memory::Memory;
 use collectives_core::rank::{CaptureId, CommId};
 use collectives_core::stream::{Fence, FenceHandle, StreamRef};
+use collectives_core::submission::{Copy, Submission};
 
 use crate::clocks::{Clocks, Step, Use};
 use crate::interpose::{GraphHooks, Interpose, Launch};
@@ -121,8 +122,9 @@ impl State {
 /// The recording of one rank in one case; shared by the layer and the device that write it.
 ///
 /// As a [`Layer`](WitnessLayer) it records operands, so that reducing the whole slot instead of the
-/// slice is found although the result is right; as hooks of an
-/// [`Interposed`](crate::interpose::Interposed) device it keeps [`Clocks`].
+/// slice is found although the result is right, and the copies that come with them; as hooks of an
+/// [`Interposed`](crate::interpose::Interposed) device it keeps [`Clocks`], and sees the copies that
+/// are made on the device itself. The backend is on the device inside, so no copy is seen twice.
 #[derive(Debug, Default)]
 pub struct Witness {
     state: Mutex<State>,
@@ -168,7 +170,7 @@ impl Witness {
         self.lock().windows.clone()
     }
 
-    /// Calls of this name so far: `enqueue`, `agree`, `allocate_symmetric`, `register`, `retire`,
+    /// Calls of this name so far: `enqueue` (of collectives, not of copies alone), `agree`, `allocate_symmetric`, `register`, `retire`,
     /// `capture_state`, `allocate`, `retain`, `order`, `wait`, `record`, `host_wait`, `launch`.
     pub fn calls(&self, name: &str) -> u64 {
         self.lock().calls.get(name).copied().unwrap_or(0)
@@ -200,6 +202,13 @@ impl Witness {
         stale.or_else(|| state.clocks.conflicts().first().map(unordered))
     }
 
+    fn copies(&self, stream: &StreamRef, capture: Option<CaptureId>, copies: &[Copy]) {
+        for copy in copies {
+            let sides = [(copy.src, copy.bytes, false), (copy.dst, copy.bytes, true)];
+            self.uses(stream, capture, &sides);
+        }
+    }
+
     fn uses(&self, stream: &StreamRef, capture: Option<CaptureId>, sides: &[(Addr, usize, bool)]) {
         let mut state = self.lock();
         for &(addr, bytes, writes) in sides {
@@ -228,15 +237,18 @@ pub struct WitnessLayer(pub Arc<Witness>);
 impl Layer for WitnessLayer {
     fn before_enqueue(
         &mut self,
-        inner: &mut dyn Communicator,
-        ops: &[Collective<'_>],
-        stream: &StreamRef,
+        _inner: &mut dyn Communicator,
+        submission: &Submission<'_>,
     ) -> Result<()> {
-        let name = ops.first().map_or("nothing", |op| op.kind().name());
-        self.0.progress.note(name);
-        self.0.count("enqueue");
-        let capture = inner.device().capture_state(stream).ok().flatten();
-        for op in ops {
+        let Submission {
+            stream, capture, ..
+        } = *submission;
+        self.0.copies(stream, capture, submission.copies_in);
+        if let Some(first) = submission.calls.first() {
+            self.0.progress.note(first.kind().name());
+            self.0.count("enqueue");
+        }
+        for op in submission.calls {
             self.0.lock().seen.push(Seen {
                 kind: op.kind(),
                 send: op.send,
@@ -249,6 +261,7 @@ impl Layer for WitnessLayer {
             ];
             self.0.uses(stream, capture, &sides);
         }
+        self.0.copies(stream, capture, submission.copies_out);
         Ok(())
     }
 

@@ -3,8 +3,10 @@
 use collectives_core::addr::{Operand, WindowId};
 use collectives_core::agreement::Record;
 use collectives_core::collective::{Collective, Counts, Op, OpKind};
-use collectives_core::error::{Error, Field};
+use collectives_core::communicator::CommInfo;
+use collectives_core::error::Field;
 use collectives_core::rank::Rank;
+use collectives_core::submission::KernelChoice;
 
 use crate::digest::Digest;
 
@@ -12,9 +14,12 @@ use crate::digest::Digest;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind<'a> {
     Enqueue {
-        ops: &'a [Collective<'a>],
+        calls: &'a [Collective<'a>],
         captures: bool,
+        kernel: KernelChoice,
     },
+    /// One that this rank's own checks refuse.
+    Refused,
     Register {
         bytes: usize,
     },
@@ -27,10 +32,8 @@ pub(super) enum Kind<'a> {
 #[derive(Debug)]
 pub(super) struct Mine<'a> {
     pub(super) kind: Kind<'a>,
-    pub(super) rank: Rank,
     pub(super) world_size: usize,
-    /// What this rank knows to be wrong with it.
-    pub(super) refusal: Option<Error>,
+    rank: Rank,
 }
 
 /// The place of an operand, as two words: which window, and where in it.
@@ -43,49 +46,52 @@ pub(super) const ORDINARY: u64 = 1;
 pub(super) const FIRST_WINDOW: u64 = 2;
 
 impl<'a> Mine<'a> {
-    pub(super) fn new(
-        kind: Kind<'a>,
-        rank: Rank,
-        world_size: usize,
-        valid: Result<(), Error>,
-    ) -> Self {
+    pub(super) fn of(kind: Kind<'a>, info: &CommInfo) -> Self {
         Self {
             kind,
-            rank,
-            world_size,
-            refusal: valid.err(),
+            world_size: info.world_size,
+            rank: info.rank,
         }
     }
 
     pub(super) fn name(&self) -> &'static str {
         match self.kind {
-            Kind::Enqueue { .. } => "enqueue",
+            Kind::Enqueue { .. } | Kind::Refused => "enqueue",
             Kind::Register { .. } => "register",
             Kind::Retire { .. } => "retire",
         }
     }
 
     /// What is exchanged. The first field says which call it is, so that no two calls are taken
-    /// for each other.
+    /// for each other; of one that is enqueued, the second says whether it may be.
     pub(super) fn record(&self) -> Record {
-        let record = Record::new()
-            .named(Field::Order, self.name())
-            .fact(self.refusal.is_some().into());
+        let record = Record::new().named(Field::Order, self.name());
         match self.kind {
             Kind::Register { bytes } => record.field(Field::Bytes, bytes as u64),
             Kind::Retire { window } => record.field(Field::Window, window.0),
-            Kind::Enqueue { ops, captures } => {
-                let capture = if captures {
-                    "capturing"
-                } else {
-                    "not capturing"
+            Kind::Refused => record.named(Field::Operation, "a call that its own checks refuse"),
+            Kind::Enqueue {
+                calls,
+                captures,
+                kernel,
+            } => {
+                let capture = match captures {
+                    true => "capturing",
+                    false => "not capturing",
+                };
+                let kernel = match kernel {
+                    KernelChoice::Any => "any",
+                    KernelChoice::Symmetric => "symmetric ones",
+                    _ => "others",
                 };
                 let record = record
-                    .field(Field::GroupLength, ops.len() as u64)
-                    .named(Field::Capture, capture);
-                ops.iter().fold(record, |record, op| {
-                    let record = arguments(record, op);
-                    self.local(op).into_iter().fold(record, Record::fact)
+                    .named(Field::Operation, "a valid call")
+                    .field(Field::GroupLength, calls.len() as u64)
+                    .named(Field::Capture, capture)
+                    .named(Field::Kernel, kernel);
+                calls.iter().fold(record, |record, call| {
+                    let record = arguments(record, call);
+                    self.local(call).into_iter().fold(record, Record::fact)
                 })
             }
         }
@@ -100,7 +106,7 @@ impl<'a> Mine<'a> {
             _ => None,
         };
         // The part of an operand that is in place lies as far into it as the ranks before need.
-        let is_in_place = self.refusal.is_none() && op.is_in_place(self.rank);
+        let is_in_place = op.is_in_place(self.rank);
         let before = |side| {
             if is_in_place && part == Some(side) {
                 op.counts.before(self.rank).saturating_mul(op.dtype.size())

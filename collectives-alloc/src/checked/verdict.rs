@@ -7,8 +7,7 @@ use collectives_core::error::{Error, ErrorKind, Field, Result};
 use super::call::{FIRST_WINDOW, Kind, Mine, NOWHERE, ORDINARY, WORDS_PER_OPERAND};
 
 impl Mine<'_> {
-    /// Whether all ranks make the same call. A pure function of the records, except for the
-    /// [`Misuse`](collectives_core::error::Misuse) of a call that all ranks know to be wrong.
+    /// Whether all ranks make the same call: a pure function of the records.
     pub(super) fn verdict(&self, records: &[Record]) -> Result<()> {
         Record::check_equal(records).map_err(in_words)?;
         // Equal fields make records equally long.
@@ -17,12 +16,11 @@ impl Mine<'_> {
             let words = |index: usize| format!("{} words", lengths[index]);
             return Err(mismatch(odd, Field::RecordLength, words(odd), words(usual)));
         }
-        self.all_valid(records)?;
-        let Kind::Enqueue { ops, .. } = self.kind else {
+        let Kind::Enqueue { calls, .. } = self.kind else {
             return Ok(());
         };
-        let mut at = 1;
-        for op in ops {
+        let mut at = 0;
+        for op in calls {
             for side in ["send", "recv"] {
                 same_place(records, at, side)?;
                 at += WORDS_PER_OPERAND;
@@ -33,25 +31,6 @@ impl Mine<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Whether no rank's own checks refuse the call.
-    fn all_valid(&self, records: &[Record]) -> Result<()> {
-        let valid: Vec<_> = records.iter().map(|record| word(record, 0) == 0).collect();
-        let Some(invalid) = valid.iter().position(|valid| !valid) else {
-            return Ok(());
-        };
-        if let Some(own) = &self.refusal
-            && !valid.contains(&true)
-        {
-            return Err(Error::new(own.kind().clone()));
-        }
-        let (theirs, ours) = ("a call that its own checks refuse", "a valid call");
-        let error = mismatch(invalid, Field::Operation, theirs, ours);
-        Err(match &self.refusal {
-            Some(own) => error.caused_by(own.to_string()),
-            None => error,
-        })
     }
 }
 

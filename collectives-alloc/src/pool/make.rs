@@ -118,8 +118,7 @@ impl Pool {
         let id = self.table.next_slot();
         let device = Arc::clone(comm.device());
         let place = (comm.info().id, window);
-        let slot = Slot::new(id, parts, device, place, (growing.capacity, mapped))
-            .map_err(Error::poisoning)?;
+        let slot = Slot::new(id, parts, device, place, (growing.capacity, mapped));
         let index = match growing.how {
             How::Extending(_) => self.join_arena(growing.domain, slot, base),
             _ => self.table.at(growing.domain).push(slot),

@@ -60,9 +60,10 @@ mod table;
 use collectives_core::communicator::{CommInfo, Communicator, Deferred};
 use collectives_core::error::{Error, ErrorKind, MissedWhen, Misuse, Refusal, Result, Unsupported};
 use collectives_core::path::Reason;
-use collectives_core::rank::{CommId, Rank};
-use collectives_core::scratch::{Lease, Plan, Request, ScratchAllocator, Site, Splitting, Trimmed};
+use collectives_core::rank::{CaptureId, CommId, Rank};
+use collectives_core::scratch::{Lease, Plan, Request, ScratchAllocator, Splitting, Trimmed};
 use collectives_core::stats::Stats;
+use collectives_core::stream::StreamRef;
 
 use crate::budget::Budget;
 use crate::options::{OnMiss, Options, Ordering, Seal};
@@ -199,18 +200,23 @@ impl ScratchAllocator for Pool {
         &mut self,
         comm: &mut dyn Communicator,
         request: Request,
-        site: Site<'_>,
+        stream: &StreamRef,
+        capture: Option<CaptureId>,
     ) -> Result<Lease> {
         if request.bytes == 0 {
             return Err(zero_bytes());
         }
         self.ledger.request(request.bytes);
-        self.serve(comm, request.bytes, site)
+        self.serve(comm, request.bytes, stream, capture)
     }
 
     #[inline(always)]
     fn release(&mut self, lease: Lease) -> Result<()> {
-        self.table.end(lease)
+        match self.table.lent() {
+            Some(mut lent) if lent.slot.lent(&lease) => lent.take_back(lease),
+            // Lent before the last one, or by another.
+            _ => lease.complete(),
+        }
     }
 
     fn fallback_reason(&self, error: &Error) -> Option<Reason> {

@@ -4,7 +4,9 @@ use std::time::Instant;
 
 use collectives_core::communicator::{CommInfo, Communicator};
 use collectives_core::error::{Error, ErrorKind, MissedWhen, Misuse, Result};
-use collectives_core::scratch::{Lease, ScratchAllocator, Site};
+use collectives_core::rank::CaptureId;
+use collectives_core::scratch::{Lease, ScratchAllocator};
+use collectives_core::stream::StreamRef;
 
 use crate::policy::{Ask, SlotView};
 use crate::pool::ledger::Event;
@@ -44,15 +46,16 @@ impl Pool {
         &mut self,
         comm: &mut dyn Communicator,
         bytes: usize,
-        site: Site<'_>,
+        stream: &StreamRef,
+        capture: Option<CaptureId>,
     ) -> Result<Lease> {
         if self.admits(comm.info()) {
-            let domain = self.table.domain(site);
+            let domain = self.table.domain(stream, capture);
             if let Some(chosen) = self.table.known(domain, bytes) {
                 // In place: by a function of its own, which returned it, the lease would be moved.
-                return match chosen.slot.order(site, self.orders_by_events) {
+                return match chosen.slot.order(stream, capture, self.orders_by_events) {
                     Ok(waited) => {
-                        self.ledger.ordered(waited, site.capture.is_some());
+                        self.ledger.ordered(waited, capture.is_some());
                         self.ledger.served(Event::Hit, chosen.slot.id.0, bytes);
                         chosen.lease(bytes)
                     }
@@ -60,7 +63,7 @@ impl Pool {
                 };
             }
         }
-        match self.find(comm, bytes, site) {
+        match self.find(comm, bytes, stream, capture) {
             Ok((domain, index)) => self.table.chosen(domain, index).lease(bytes),
             Err(error) => Err(self.failed(error, comm.info())),
         }
@@ -82,11 +85,12 @@ impl Pool {
         &mut self,
         comm: &mut dyn Communicator,
         bytes: usize,
-        site: Site<'_>,
+        stream: &StreamRef,
+        capture: Option<CaptureId>,
     ) -> Result<(usize, usize)> {
         let rounds = self.ledger.agreements();
-        let found = self.look(comm, bytes, site);
-        let is_first = self.admits(comm.info()) && site.capture.is_none();
+        let found = self.look(comm, bytes, stream, capture);
+        let is_first = self.admits(comm.info()) && capture.is_none();
         if found.is_err() && is_first && self.ledger.agreements() == rounds {
             self.compare(comm)?;
         }
@@ -98,10 +102,11 @@ impl Pool {
         &mut self,
         comm: &mut dyn Communicator,
         bytes: usize,
-        site: Site<'_>,
+        stream: &StreamRef,
+        capture: Option<CaptureId>,
     ) -> Result<(usize, usize)> {
         let ask = self.admit(comm.info())?.ask(bytes);
-        let domain = self.table.domain(site);
+        let domain = self.table.domain(stream, capture);
         let (index, event) = match self.decide(domain, &ask)? {
             Verdict::Hit(index) => (index, Event::Hit),
             Verdict::Grow { capacity, how } => {
@@ -111,13 +116,13 @@ impl Pool {
                     capacity,
                     how,
                 };
-                (self.miss(comm, growing, site)?, Event::Growth)
+                (self.miss(comm, growing, capture)?, Event::Growth)
             }
         };
         let slot = self.table.chosen(domain, index).slot;
-        let waited = slot.order(site, self.orders_by_events)?;
+        let waited = slot.order(stream, capture, self.orders_by_events)?;
         let generation = slot.id.0;
-        self.ledger.ordered(waited, site.capture.is_some());
+        self.ledger.ordered(waited, capture.is_some());
         self.ledger.served(event, generation, bytes);
         Ok((domain, index))
     }
@@ -161,12 +166,12 @@ impl Pool {
         &mut self,
         comm: &mut dyn Communicator,
         growing: Growing,
-        site: Site<'_>,
+        capture: Option<CaptureId>,
     ) -> Result<usize> {
         let leased = self.table.at(growing.domain).views().iter();
         let busy = |slot: &SlotView| slot.leased && slot.capacity >= growing.bytes;
         self.ledger.busy(leased.copied().any(|slot| busy(&slot)));
-        if site.capture.is_some() {
+        if capture.is_some() {
             return Err(self.needs_reserve(&growing, MissedWhen::Capturing));
         }
         if self.sealed {

@@ -7,7 +7,7 @@ use collectives_core::device::Device;
 use collectives_core::error::{Error, ErrorKind, Misuse, Result};
 use collectives_core::memory::Memory;
 use collectives_core::rank::{CaptureId, CommId};
-use collectives_core::scratch::{Lease, Site, SlotId};
+use collectives_core::scratch::{Lease, LeaseHold, SlotId};
 use collectives_core::stats::SlotStats;
 use collectives_core::stream::{Fence, StreamRef};
 
@@ -23,8 +23,8 @@ pub(super) struct Slot {
     pub(super) id: SlotId,
     /// The pool is one owner; every graph that claimed the slot is another, and a lease is.
     pub(super) memory: Memory,
-    /// The owner that a lease takes along and that comes back with it, so that none is counted.
-    spare: Option<Memory>,
+    /// What a lease is made of and that comes back with it, so that no owner is counted.
+    spare: Option<(Memory, Arc<dyn LeaseHold>)>,
     hold: Arc<Hold>,
     /// The stream of the last eager use.
     pub(super) last_user: Option<StreamRef>,
@@ -62,15 +62,14 @@ impl Slot {
         device: Arc<dyn Device>,
         (comm, window): (CommId, WindowId),
         (capacity, mapped): (usize, usize),
-    ) -> Result<Self> {
+    ) -> Self {
         let start = WindowSlice {
             comm,
             window,
             offset: 0,
         };
         let hold = Hold::new(id, parts.fence, device, parts.memory.keep_alive());
-        parts.memory.ends_leases_with(Arc::<Hold>::clone(&hold))?;
-        Ok(Self {
+        Self {
             id,
             window,
             capacity,
@@ -86,7 +85,7 @@ impl Slot {
             arena: None,
             body: None,
             charges: parts.charges,
-        })
+        }
     }
 
     #[inline]
@@ -101,29 +100,46 @@ impl Slot {
         if bytes <= self.memory.bytes() {
             self.hold.take();
         }
-        let owner = self.spare.take().unwrap_or_else(|| self.memory.clone());
+        let (owner, hold) = self.spare.take().unwrap_or_else(|| self.parts());
         // Last, so that it is made where the caller wants it: moving it costs more than making it.
-        Lease::of_slot(owner, bytes, self.start, self.id)
+        Lease::new(owner, bytes, self.start, self.id, hold)
     }
 
-    /// Ends the lease that took this owner along.
+    #[cold]
+    fn parts(&self) -> (Memory, Arc<dyn LeaseHold>) {
+        let hold = Arc::<Hold>::clone(&self.hold);
+        (self.memory.clone(), hold)
+    }
+
+    /// Whether the lease is this slot's, and no decorator's around it.
     #[inline(always)]
-    pub(super) fn take_back(&mut self, owner: Memory) -> Result<()> {
-        self.spare = Some(owner);
+    pub(super) fn lent(&self, lease: &Lease) -> bool {
+        lease.ends_through(&self.hold)
+    }
+
+    /// Ends a lease that this slot [lent](Slot::lent), and keeps what the next one is made of.
+    #[inline(always)]
+    pub(super) fn take_back(&mut self, lease: Lease) -> Result<()> {
+        self.spare = lease.into_parts();
         self.hold.give_back()
     }
 
     /// Orders the coming use after the last one, if `events`, and gives the graph its claim.
     /// Returns whether a wait was enqueued.
     #[inline]
-    pub(super) fn order(&mut self, site: Site<'_>, events: bool) -> Result<bool> {
-        match site.capture {
-            Some(capture) => self.order_captured(site.stream, capture, events),
+    pub(super) fn order(
+        &mut self,
+        stream: &StreamRef,
+        capture: Option<CaptureId>,
+        events: bool,
+    ) -> Result<bool> {
+        match capture {
+            Some(capture) => self.order_captured(stream, capture, events),
             None => {
                 let last = self.last_user.as_ref();
-                let moved = last.is_none_or(|last| !last.is_same_as(site.stream));
+                let moved = last.is_none_or(|last| !last.is_same_as(stream));
                 if moved || self.claimed {
-                    return self.order_eager(site.stream, moved, events);
+                    return self.order_eager(stream, moved, events);
                 }
                 Ok(false)
             }

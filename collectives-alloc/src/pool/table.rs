@@ -1,8 +1,10 @@
 //! Every slot of a pool: live ones by domain, and retired ones.
 
 use collectives_core::error::Result;
-use collectives_core::scratch::{Domain, Lease, Site, SlotId};
+use collectives_core::rank::CaptureId;
+use collectives_core::scratch::{Domain, Lease, SlotId};
 use collectives_core::stats::SlotStats;
+use collectives_core::stream::StreamRef;
 
 use crate::digest::Digest;
 use crate::options::DomainMode;
@@ -58,6 +60,13 @@ impl Chosen<'_> {
         self.view.leased = true;
         *self.lent = self.place;
         self.slot.lease(bytes)
+    }
+
+    /// Ends the lease that the slot [lent](Slot::lent).
+    #[inline(always)]
+    pub(super) fn take_back(&mut self, lease: Lease) -> Result<()> {
+        self.view.leased = false;
+        self.slot.take_back(lease)
     }
 }
 
@@ -119,15 +128,6 @@ impl Slots {
         &mut self.views
     }
 
-    /// Ends a lease if it is the one of the slot at `index`.
-    #[inline(always)]
-    fn end(&mut self, index: usize, lease: &mut Lease) -> Option<Result<()>> {
-        let slot = self.live.get_mut(index)?;
-        let owner = lease.reclaim(&slot.memory)?;
-        self.views[index].leased = false;
-        Some(slot.take_back(owner))
-    }
-
     /// What a policy sees, as of the last refresh.
     pub(super) fn views(&self) -> &[SlotView] {
         &self.views
@@ -177,11 +177,11 @@ impl Table {
 
     /// The index of the domain of a use, which exists from then on.
     #[inline]
-    pub(super) fn domain(&mut self, site: Site<'_>) -> usize {
+    pub(super) fn domain(&mut self, stream: &StreamRef, capture: Option<CaptureId>) -> usize {
         let key = match self.mode {
             DomainMode::Shared => return SHARED,
-            DomainMode::Stream => Domain::Stream(site.stream.id()),
-            DomainMode::Graph => match site.capture {
+            DomainMode::Stream => Domain::Stream(stream.id()),
+            DomainMode::Graph => match capture {
                 Some(capture) => Domain::Graph(capture),
                 None => return SHARED,
             },
@@ -208,12 +208,7 @@ impl Table {
             return None;
         }
         let index = slots.remembered(bytes)?;
-        Some(Chosen {
-            slot: slots.live.get_mut(index)?,
-            view: slots.views.get_mut(index)?,
-            lent: &mut self.lent,
-            place: (domain, index),
-        })
+        self.place(domain, index)
     }
 
     /// The slot that was chosen anew.
@@ -227,19 +222,22 @@ impl Table {
         }
     }
 
-    /// Ends a lease; without counting owners if it is the last one that was lent.
+    /// The slot lent last.
     #[inline(always)]
-    pub(super) fn end(&mut self, mut lease: Lease) -> Result<()> {
+    pub(super) fn lent(&mut self) -> Option<Chosen<'_>> {
         let (domain, index) = self.lent;
-        let slots = self.domains.get_mut(domain);
-        match slots.and_then(|slots| slots.end(index, &mut lease)) {
-            Some(ended) => {
-                // It has ended, and owns nothing any more.
-                std::mem::forget(lease);
-                ended
-            }
-            None => lease.complete(),
-        }
+        self.place(domain, index)
+    }
+
+    #[inline(always)]
+    fn place(&mut self, domain: usize, index: usize) -> Option<Chosen<'_>> {
+        let slots = self.domains.get_mut(domain)?;
+        Some(Chosen {
+            slot: slots.live.get_mut(index)?,
+            view: slots.views.get_mut(index)?,
+            lent: &mut self.lent,
+            place: (domain, index),
+        })
     }
 
     #[inline]

@@ -9,8 +9,7 @@ use collectives_core::error::Misuse;
 use collectives_core::graph::Capture;
 use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
-use collectives_core::scratch::{Request, ScratchAllocator, Site};
-use collectives_core::stream::StreamRef;
+use collectives_core::scratch::{Request, ScratchAllocator};
 use collectives_host::model::StreamMode::{self, Asynchronous, Inline};
 use collectives_host::model::{AddressOrder, DeviceModel};
 use collectives_host::world::HostWorld;
@@ -29,13 +28,6 @@ fn hostile(mode: StreamMode) -> impl Fn(Rank) -> DeviceModel + Sync {
             .with_destructor_delay(Duration::from_millis(u64::from(rank.0)))
             .with_skew(Duration::from_micros(100), u64::from(rank.0))
             .with_stream_mode(mode)
-    }
-}
-
-fn eager(stream: &StreamRef) -> Site<'_> {
-    Site {
-        stream,
-        capture: None,
     }
 }
 
@@ -115,22 +107,20 @@ fn a_replay_on_an_old_generation_and_a_lease_of_the_newest_exclude_each_other() 
         let device = Arc::clone(comm.device());
         let mut stream = device.create_stream().unwrap();
         scratch
-            .acquire(&mut comm, Request::new(100), eager(&stream))
+            .acquire(&mut comm, Request::new(100), &stream, None)
             .unwrap()
             .complete()
             .unwrap();
         let capture = Capture::begin(&*device, &mut stream).unwrap();
         let id = Some(capture.id());
-        let on = Site {
-            stream: capture.stream(),
-            capture: id,
-        };
-        let lease = scratch.acquire(&mut comm, Request::new(100), on).unwrap();
+        let lease = scratch
+            .acquire(&mut comm, Request::new(100), capture.stream(), id)
+            .unwrap();
         lease.complete().unwrap();
         let mut graph = capture.end().unwrap().instantiate().unwrap();
         let before = scratch.stats();
         let lease = scratch
-            .acquire(&mut comm, Request::new(3 * GRANULE), eager(&stream))
+            .acquire(&mut comm, Request::new(3 * GRANULE), &stream, None)
             .unwrap();
         assert_eq!(lease.slot().0, 2, "another generation than the graph's");
         let refused = graph.launch(&*device, &stream).unwrap_err();

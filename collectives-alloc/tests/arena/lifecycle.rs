@@ -115,17 +115,13 @@ fn a_plan_prices_the_bytes_of_old_generations_no_second_time() {
 #[test]
 fn leases_that_are_out_at_once_get_arenas_beside_each_other() {
     use collectives_core::communicator::Communicator;
-    use collectives_core::scratch::{ScratchAllocator, Site};
+    use collectives_core::scratch::ScratchAllocator;
     HostWorld::new(1).model(slow).run(|mut comm| {
         let mut scratch = arena().build().unwrap();
         let stream = comm.device().create_stream().unwrap();
-        let site = Site {
-            stream: &stream,
-            capture: None,
-        };
         let mut take = |bytes| {
             scratch
-                .acquire(&mut comm, Request::new(bytes), site)
+                .acquire(&mut comm, Request::new(bytes), &stream, None)
                 .unwrap()
         };
         let first = take(GRANULE);

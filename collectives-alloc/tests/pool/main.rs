@@ -54,8 +54,8 @@ fn acquire(
     bytes: usize,
     stream: &StreamRef,
 ) -> Result<Lease> {
-    let site = comm.site(stream);
-    pool.acquire(comm, Request::new(bytes), site)
+    let capture = comm.capture(stream);
+    pool.acquire(comm, Request::new(bytes), stream, capture)
 }
 
 /// Acquires and gives back, as the collectives do; returns the slot.

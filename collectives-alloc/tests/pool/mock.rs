@@ -21,8 +21,8 @@ use collectives_core::in_process::InProcess;
 use collectives_core::memory::{KeepAlive, Memory};
 use collectives_core::path::{PathRule, PathTable, Sides};
 use collectives_core::rank::{CaptureId, CommId, DeviceId, Rank, StreamId};
-use collectives_core::scratch::Site;
 use collectives_core::stream::{Fence, FenceHandle, Stream, StreamHandle, StreamRef};
+use collectives_core::submission::Submission;
 use collectives_core::symmetric::SymmetricMemory;
 
 pub(crate) const GRANULE: usize = 2 << 20;
@@ -318,6 +318,7 @@ impl MockComm {
                 paths: PathTable(vec![all_reduce()]),
                 drains: true,
                 compares_calls: true,
+                forces_kernels: false,
                 world: 1..=64,
             },
             // Addresses differ between ranks, and go down on odd ones.
@@ -354,12 +355,9 @@ impl MockComm {
         self.device.create_stream().unwrap()
     }
 
-    /// Where a use on `stream` happens now.
-    pub(crate) fn site<'a>(&self, stream: &'a StreamRef) -> Site<'a> {
-        Site {
-            stream,
-            capture: self.device.capture_state(stream).unwrap(),
-        }
+    /// The capture that `stream` is part of now.
+    pub(crate) fn capture(&self, stream: &StreamRef) -> Option<CaptureId> {
+        self.device.capture_state(stream).unwrap()
     }
 
     /// Publishes a failure, after every rank has come here.
@@ -399,8 +397,11 @@ impl Communicator for MockComm {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
-    unsafe fn enqueue(&mut self, _: &[Collective<'_>], _: &StreamRef) -> Result<()> {
+    unsafe fn enqueue(&mut self, _: &Submission<'_>) -> Result<()> {
         Ok(())
+    }
+    fn refused(&mut self, _: &[Collective<'_>], error: Error) -> Error {
+        error
     }
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
         self.mock.note(Call::Agree);

@@ -69,8 +69,8 @@ fn configured_otherwise(otherwise: &str, bytes: usize) -> Vec<(ErrorKind, Vec<Ca
         let table = if comm.rank() == 1 { otherwise } else { "" };
         let mut pool = configured(table).build().unwrap();
         let mut ask = |comm: &mut MockComm| {
-            let site = comm.site(&stream);
-            kind(pool.acquire(comm, Request::new(bytes), site))
+            let capture = comm.capture(&stream);
+            kind(pool.acquire(comm, Request::new(bytes), &stream, capture))
         };
         let failed = ask(comm);
         // It stays so, and never becomes a silent agreement.

@@ -1,7 +1,7 @@
 //! Averages of gradients: natively where that is right, and as a sum that the caller scales.
 
-use super::ops::common_dtype;
-use super::{Collectives, describe};
+use super::Collectives;
+use super::operation::Operands;
 use crate::collective::{Collective, Counts, Op};
 use crate::communicator::Communicator;
 use crate::error::Result;
@@ -45,7 +45,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         stream: &Stream,
     ) -> Result<Averaged> {
         let sums = match self.averaging {
-            Averaging::Auto => self.only_sums(send, recv, counts)?,
+            Averaging::Auto => self.only_sums(send, recv, counts),
             Averaging::Native => false,
             Averaging::SumThenScale => true,
         };
@@ -65,13 +65,14 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         send: &(impl Tensor + ?Sized),
         recv: &(impl Tensor + ?Sized),
         counts: &[usize],
-    ) -> Result<bool> {
-        let dtype = common_dtype(Some(send), Some(recv))?;
-        let op = Op::ReduceScatter(ReduceOp::Sum);
-        let counts = Counts::Uneven(counts);
-        let sum = describe(op, Some(send), Some(recv), dtype, counts);
+    ) -> bool {
+        // Types that differ are refused by the call itself.
+        let Ok(operands) = Operands::of(Some(send), Some(recv)) else {
+            return false;
+        };
+        let sum = operands.call(Op::ReduceScatter(ReduceOp::Sum), Counts::Uneven(counts));
         let table = &self.comm.capabilities().paths;
-        Ok(only_sums(table, &sum, self.rank, self.world_size))
+        only_sums(table, &sum, self.rank, self.world_size)
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::Collectives;
 use super::calibration::{Calibration, Sample};
 use super::effort::Effort;
+use super::operation::{Any, Operands};
 use super::rows::{MEASURED, Rows};
 use crate::agreement::Record;
 use crate::buffer::Buffer;
@@ -266,7 +267,8 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         let mut owners = Vec::with_capacity(2);
         owners.extend(send.owner());
         owners.extend(recv.owner());
-        self.run(call, &mut owners, stream)
+        let (operation, operands) = (Any::of(&call), Operands::of_call(&call));
+        self.run(operation, operands, &mut owners, stream)
             .map(|report| report.path)
     }
 

@@ -1,90 +1,115 @@
-//! What a call that was checked and routed has enqueued, and what it holds meanwhile.
+//! Hands a submission to the communicator, with what it uses locked, owned and ordered meanwhile.
 
+use std::slice;
+
+use super::Collectives;
 use crate::collective::Collective;
 use crate::communicator::Communicator;
-use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Memory;
-use crate::order::Held;
-use crate::scratch::Site;
-use crate::stream::StreamRef;
-use crate::work::{Copy, Work};
+use crate::order::{self, Held};
+use crate::scratch::{Lease, ScratchAllocator};
+use crate::submission::Submission;
+
+impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
+    /// Enqueues calls that were checked, or what staging made of them, and their copies.
+    #[inline(always)]
+    pub(super) fn submit(
+        &mut self,
+        submission: &Submission<'_>,
+        lease: Option<&Lease>,
+        owners: &mut [&Memory],
+    ) -> Result<()> {
+        self.own(submission, lease, owners)?;
+        let held = hold(submission, owners);
+        held.order(&*self.device, submission.stream)?;
+        let guard = AbortOnPanic(&mut self.comm);
+        let enqueued = match self.drains {
+            true => enqueue(guard.0, submission),
+            false => enqueue_undrained(guard.0, submission),
+        };
+        // Nothing unwound, so nobody needs to be asked whether something does.
+        std::mem::forget(guard);
+        held.note(submission.stream);
+        enqueued
+    }
+
+    /// Has the graph own what a captured call uses; notes the use of the lease otherwise.
+    #[inline(always)]
+    pub(super) fn own(
+        &self,
+        submission: &Submission<'_>,
+        lease: Option<&Lease>,
+        owners: &[&Memory],
+    ) -> Result<()> {
+        if submission.capture.is_some() {
+            return order::retained(&*self.device, owners, submission.stream);
+        }
+        if let Some(lease) = lease {
+            lease.note_use(submission.stream);
+        }
+        Ok(())
+    }
+}
 
 /// Locks the owners that an eager call uses; replays are ordered when they are launched.
 #[inline(always)]
-pub(super) fn hold<'m>(owners: &mut [&'m Memory], site: Site<'_>) -> Held<'m> {
-    match site.capture {
+pub(super) fn hold<'m>(submission: &Submission<'_>, owners: &mut [&'m Memory]) -> Held<'m> {
+    match submission.capture {
         None => Held::of(owners),
         Some(_) => Held::of(&mut []),
     }
 }
 
-/// The data-moving part; if it unwinds, peers must not wait for this rank.
+/// Enqueues a submission whose calls `check` has seen, or pieces of such.
 #[inline(always)]
-pub(super) fn enqueue_all<C: Communicator>(
-    comm: &mut C,
-    device: &dyn Device,
-    work: &Work<'_, '_>,
-    drains: bool,
-    site: Site<'_>,
-) -> Result<()> {
-    let guard = AbortOnPanic(comm);
-    match drains {
-        true => enqueue_work(guard.0, work, site)?,
-        false => enqueue_undrained(guard.0, device, work, site)?,
-    }
-    // Nothing unwound, so nobody needs to be asked whether something does.
-    std::mem::forget(guard);
-    Ok(())
+pub(super) fn enqueue<C: Communicator>(comm: &mut C, submission: &Submission<'_>) -> Result<()> {
+    // SAFETY: The calls: `check` found them valid in shape, which neither staging nor cutting changes,
+    // and disjoint where they are a group. The capture: `check` asked the device. The operands: their
+    // bytes are valid by the contract of `Tensor` or of the lease, and the stream is ordered after their
+    // last users, by `submit` for owners and by the allocator for slots. The copies: each is between a
+    // tensor and a lease, and where operations do not drain, those out come by `enqueue_after`.
+    unsafe { comm.enqueue(submission) }
 }
 
 /// The same where an operation that has run may still be read by peers.
 #[inline(never)]
-fn enqueue_undrained<C: Communicator>(
-    comm: &mut C,
-    device: &dyn Device,
-    work: &Work<'_, '_>,
-    site: Site<'_>,
-) -> Result<()> {
-    enqueue_work(comm, &Work { out: &[], ..*work }, site)?;
-    settle(comm, work.calls, site)?;
-    let mut out = work.out.iter();
-    out.try_for_each(|copy| enqueue_copy(device, copy, site.stream))
+fn enqueue_undrained<C: Communicator>(comm: &mut C, submission: &Submission<'_>) -> Result<()> {
+    enqueue_calls(comm, submission)?;
+    enqueue_after(comm, submission, false)
 }
 
-pub(super) fn enqueue_copy(device: &dyn Device, copy: &Copy, stream: &StreamRef) -> Result<()> {
-    // SAFETY: One range lies in the lease and the other in the tensor; both are valid until the
-    // copy has run, for the reasons given at the calls.
-    unsafe { device.copy(copy.dst, copy.src, copy.bytes, stream) }
+/// Enqueues a submission but for its copies out.
+pub(super) fn enqueue_calls<C: Communicator>(
+    comm: &mut C,
+    submission: &Submission<'_>,
+) -> Result<()> {
+    let copies_out = &[];
+    enqueue(
+        comm,
+        &Submission {
+            copies_out,
+            ..*submission
+        },
+    )
 }
 
-/// Enqueues operations that `check` has seen, or pieces of such, and their copies.
-#[inline(always)]
-pub(super) fn enqueue_work<C: Communicator>(
+/// Enqueues the copies out of a submission whose calls were enqueued. Where these do not drain and peers
+/// read their operands, the stream waits until none does any more.
+pub(super) fn enqueue_after<C: Communicator>(
     comm: &mut C,
-    work: &Work<'_, '_>,
-    site: Site<'_>,
+    submission: &Submission<'_>,
+    drains: bool,
 ) -> Result<()> {
-    // SAFETY: `check` found the operands valid in shape, which neither staging nor cutting changes, and
-    // asked the stream. Their bytes are valid for the device by the contract of `Tensor` or of the
-    // lease, and the stream is ordered after their last users: by the caller for owners, by the allocator
-    // for slots. A copy is between such operands.
-    unsafe { comm.enqueue_checked(work, site) }
-}
-
-/// Has the stream wait until no peer reads the operands any more, where an operation that has run may
-/// still be read.
-#[inline(never)]
-pub(super) fn settle<C: Communicator>(
-    comm: &mut C,
-    calls: &[Collective<'_>],
-    site: Site<'_>,
-) -> Result<()> {
-    if calls.iter().any(is_read_by_peers) {
-        // SAFETY: A barrier has no operands.
-        unsafe { comm.enqueue(&[Collective::BARRIER], site.stream) }?;
+    let on = Submission::on(submission.stream, submission.capture);
+    if !drains && submission.calls.iter().any(is_read_by_peers) {
+        let calls = slice::from_ref(&Collective::BARRIER);
+        enqueue(comm, &Submission { calls, ..on })?;
     }
-    Ok(())
+    match submission.copies_out {
+        [] => Ok(()),
+        copies_out => enqueue(comm, &Submission { copies_out, ..on }),
+    }
 }
 
 /// Whether peers may read or write its operands themselves. It is the same on all ranks, since windows

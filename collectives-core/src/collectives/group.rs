@@ -1,20 +1,22 @@
 //! Several operations as one.
 
-use super::ops::common_dtype;
-use super::route::{self, Route};
+use super::Collectives;
+use super::operation::Operands;
+use super::route::{self, Route, Way};
+use super::run::Scratch;
 use super::staged::{self, aligned};
-use super::{Collectives, describe};
 use crate::collective::{Collective, Counts, Op};
 use crate::communicator::Communicator;
-use crate::error::{Misuse, Result};
+use crate::error::{Error, Result};
 use crate::memory::Memory;
-use crate::path::{Kernel, OpReport, Path, Reason};
+use crate::order;
+use crate::path::{OpReport, Reason};
 use crate::rank::Rank;
 use crate::reduce::ReduceOp;
-use crate::scratch::{Lease, ScratchAllocator, Site};
+use crate::scratch::ScratchAllocator;
 use crate::stream::Stream;
+use crate::submission::{Submission, check_disjoint, check_stream};
 use crate::tensor::Tensor;
-use crate::work::Work;
 
 /// Operations that are enqueued together, so that messages inside may meet in any order.
 ///
@@ -24,6 +26,8 @@ pub struct Group<'c> {
     rank: Rank,
     calls: Vec<Collective<'c>>,
     owners: Vec<Memory>,
+    /// The operation that could not be added.
+    refused: Option<Op<'c>>,
 }
 
 impl<'c> Group<'c> {
@@ -119,8 +123,8 @@ impl<'c> Group<'c> {
         recv: Option<&(impl Tensor + ?Sized)>,
         counts: Counts<'c>,
     ) -> Result<&mut Self> {
-        let dtype = common_dtype(send, recv)?;
-        self.calls.push(describe(op, send, recv, dtype, counts));
+        let operands = Operands::of(send, recv).inspect_err(|_| self.refused = Some(op))?;
+        self.calls.push(operands.call(op, counts));
         let owners = [send.and_then(Tensor::owner), recv.and_then(Tensor::owner)];
         self.owners.extend(owners.into_iter().flatten().cloned());
         Ok(self)
@@ -146,110 +150,125 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             rank: self.rank,
             calls: Vec::new(),
             owners: Vec::new(),
+            refused: None,
         };
-        body(&mut group)?;
-        self.run_group(group, stream)
-            .map_err(|error| self.with_context(error, "group"))
+        let decided = body(&mut group).and_then(|()| self.decide_group(&mut group, stream));
+        match decided {
+            Ok(decided) => self
+                .run_group(group, decided)
+                .map_err(|error| self.with_context(error, "group")),
+            Err(error) => Err(self.refuse_group(group, error)),
+        }
     }
 
-    fn run_group(&mut self, mut group: Group<'_>, stream: &Stream) -> Result<Vec<OpReport>> {
-        let mut capture = None;
+    #[cold]
+    fn refuse_group(&mut self, group: Group<'_>, error: Error) -> Error {
+        let refused = group
+            .refused
+            .map(|op| Operands::NONE.call(op, Counts::Even(0)));
+        let calls: Vec<_> = group.calls.into_iter().chain(refused).collect();
+        self.refuse(&calls, "group", error)
+    }
+
+    /// Checks all calls and chooses their ways.
+    fn decide_group<'s>(&self, group: &mut Group<'_>, stream: &'s Stream) -> Result<Decided<'s>> {
+        check_stream(stream, self.device_id)?;
         for call in &mut group.calls {
             if self.look_up_addresses {
                 *call = self.looked_up(call);
             }
-            capture = self.check(call, stream)?;
+            call.check(self.rank, self.world_size)?;
         }
         check_disjoint(&group.calls)?;
-        let captured = capture.is_some();
-        let routes: Vec<_> = group
-            .calls
-            .iter()
-            .map(|call| self.route(call, captured))
+        let owners: Vec<_> = group.owners.iter().collect();
+        order::check_device(self.device_id, &owners)?;
+        let capture = self.device.capture_state(stream)?;
+        let calls = group.calls.iter();
+        let routes: Result<Vec<_>> = calls
+            .map(|call| self.route(call, capture.is_some()))
             .collect();
-        let site = Site { stream, capture };
-        let lease = self.lease_for(&group.calls, &routes, site)?;
+        let routes = routes?;
+        Ok(Decided {
+            on: Submission {
+                kernel: self.kernel,
+                ..Submission::on(stream, capture)
+            },
+            bytes: scratch_of(&routes)?,
+            routes,
+        })
+    }
+
+    fn run_group(&mut self, mut group: Group<'_>, decided: Decided<'_>) -> Result<Vec<OpReport>> {
+        let Decided { on, routes, bytes } = decided;
+        let scratch = match bytes {
+            0 => Scratch::Ordinary(Reason::StagingOff),
+            bytes => self.acquire(bytes, &on)?,
+        };
         let mut offset = 0;
-        let (mut into, mut out) = (Vec::new(), Vec::new());
+        let (mut copies_in, mut copies_out) = (Vec::new(), Vec::new());
         let mut reports = Vec::with_capacity(routes.len());
         for (call, route) in group.calls.iter_mut().zip(routes) {
-            let (path, reason, kernel) = match (route, &lease) {
-                (Route::Stage { sides, kernel }, Ok(Some(lease))) => {
-                    let bytes = staged::scratch_bytes(call, sides, self.world_size)?;
-                    let scratch = lease.operand().slice(offset, bytes)?;
+            let way = match (route, &scratch) {
+                (Route::AsIs(way), _) => way,
+                (Route::Stage { .. }, Scratch::Ordinary(reason)) => {
+                    let way = Way::fallback(*reason);
+                    route::permit(call, way, self.fallback)?;
+                    way
+                }
+                (
+                    Route::Stage {
+                        sides,
+                        kernel,
+                        bytes,
+                    },
+                    Scratch::Lease(lease),
+                ) => {
+                    let part = lease.operand().slice(offset, bytes)?;
                     offset += aligned(bytes)?;
                     reports.push(OpReport::staged(call, lease, kernel));
                     let copies;
-                    (*call, copies) = staged::stage(call, sides, scratch, self.world_size)?;
-                    into.extend(copies.into);
-                    out.extend(copies.out);
+                    (*call, copies) = staged::stage(call, sides, part, self.world_size)?;
+                    copies_in.extend(copies.into);
+                    copies_out.extend(copies.out);
                     continue;
                 }
-                (Route::Stage { .. }, Err(reason)) => (Path::Fallback, *reason, Kernel::Ordinary),
-                (Route::Stage { .. }, Ok(None)) => {
-                    (Path::Direct, Reason::StagingOff, Kernel::Ordinary)
-                }
-                (
-                    Route::AsIs {
-                        path,
-                        reason,
-                        kernel,
-                    },
-                    _,
-                ) => (path, reason, kernel),
             };
-            route::permit(call, path, reason, self.fallback)?;
-            reports.push(OpReport::unstaged(call, path, reason, kernel));
+            reports.push(OpReport::unstaged(call, way));
         }
-        if !group.calls.is_empty() {
-            let mut owners: Vec<_> = group.owners.iter().collect();
-            let lease = lease.as_ref().ok().and_then(Option::as_ref);
-            let work = Work {
-                into: &into,
-                calls: &group.calls,
-                out: &out,
-            };
-            self.enqueue(&work, lease, &mut owners, site)?;
+        if group.calls.is_empty() {
+            return Ok(reports);
         }
-        if let Ok(Some(lease)) = lease {
+        let lease = match scratch {
+            Scratch::Lease(lease) => Some(lease),
+            Scratch::Ordinary(_) => None,
+        };
+        let submission = Submission {
+            copies_in: &copies_in,
+            calls: &group.calls,
+            copies_out: &copies_out,
+            ..on
+        };
+        let mut owners: Vec<_> = group.owners.iter().collect();
+        self.submit(&submission, lease.as_ref(), &mut owners)?;
+        if let Some(lease) = lease {
             self.scratch.release(lease)?;
         }
         Ok(reports)
     }
-
-    /// One lease for everything that is staged, if anything is.
-    fn lease_for(
-        &mut self,
-        calls: &[Collective<'_>],
-        routes: &[Route],
-        site: Site<'_>,
-    ) -> Result<Result<Option<Lease>, Reason>> {
-        let staged = calls.iter().zip(routes).filter_map(|(call, route)| {
-            let Route::Stage { sides, .. } = *route else {
-                return None;
-            };
-            Some(staged::scratch_bytes(call, sides, self.world_size))
-        });
-        let bytes = staged::together(staged)?;
-        if bytes == 0 {
-            return Ok(Ok(None));
-        }
-        Ok(self.acquire(bytes, site)?.map(Some))
-    }
 }
 
-/// Refuses a group in which one operation writes what another reads or writes: members run in no
-/// particular order.
-fn check_disjoint(calls: &[Collective<'_>]) -> Result<()> {
-    for (index, left) in calls.iter().enumerate() {
-        for right in &calls[index + 1..] {
-            if left.recv.overlaps(right.recv)
-                || left.recv.overlaps(right.send)
-                || left.send.overlaps(right.recv)
-            {
-                return Err(Misuse::Overlap.into());
-            }
-        }
-    }
-    Ok(())
+/// What is known of a group before another rank hears of it.
+struct Decided<'s> {
+    on: Submission<'s>,
+    routes: Vec<Route>,
+    /// Of scratch for all that is staged.
+    bytes: usize,
+}
+
+/// Bytes of one lease for everything that is staged.
+fn scratch_of(routes: &[Route]) -> Result<usize> {
+    staged::together(routes.iter().filter_map(|route| match *route {
+        Route::Stage { bytes, .. } => Some(Ok(bytes)),
+        Route::AsIs(_) => None,
+    }))
 }

@@ -14,6 +14,7 @@ mod effort;
 mod enqueue;
 mod group;
 mod host;
+mod operation;
 mod ops;
 mod pieces;
 mod requests;
@@ -39,7 +40,6 @@ use std::time::Duration;
 use self::rows::Rows;
 use crate::addr::WindowId;
 use crate::bootstrap::DEFAULT_DEADLINE;
-use crate::collective::{Collective, Counts, Op};
 use crate::communicator::{AbortHandle, Capabilities, CommInfo, Communicator, Deferred};
 use crate::device::Device;
 use crate::error::Result;
@@ -50,7 +50,7 @@ use crate::rank::{DeviceId, Rank};
 use crate::scratch::{Plan, Request, ScratchAllocator, Splitting, Trimmed};
 use crate::stats::Stats;
 use crate::stream::Stream;
-use crate::tensor::Tensor;
+use crate::submission::{Copy, KernelChoice};
 
 /// A communicator with its scratch: the handle users call.
 ///
@@ -68,18 +68,21 @@ pub struct Collectives<C, A = NoScratch> {
     rank: Rank,
     staging: Staging,
     fallback: Fallback,
-    /// Whether the communicator was told to use symmetric kernels or fail, and obeys.
-    insisted: bool,
+    /// What calls run on: symmetric kernels where the fallback is forbidden and the backend obeys.
+    kernel: KernelChoice,
     look_up_addresses: bool,
     /// Whether there is symmetric memory.
     symmetric: bool,
     /// Whether an operation that has run is not read by peers any more.
     drains: bool,
+    forces_kernels: bool,
     splitting: Splitting,
     scratch: A,
     comm: C,
     averaging: Averaging,
     deadline: Duration,
+    /// The copies of one piece of a call, kept so that calls in pieces take nothing from the heap.
+    copies: Vec<Copy>,
     /// Windows behind users' symmetric buffers, in the order of registration.
     buffers: Vec<(Memory, WindowId)>,
     /// The stream of blocking calls on host slices, made when first needed.
@@ -105,12 +108,14 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             symmetric,
             paths,
             drains,
+            forces_kernels,
             ..
         } = comm.capabilities();
         Self {
             rows: Rows::of(paths, world_size),
             symmetric: symmetric.is_ok(),
             drains: *drains,
+            forces_kernels: *forces_kernels,
             splitting: scratch.splitting().unwrap_or(Splitting::NEVER),
             device: Arc::clone(comm.device()),
             device_id: comm.device().id(),
@@ -120,10 +125,11 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             world_size,
             staging: Staging::default(),
             fallback: Fallback::default(),
-            insisted: false,
+            kernel: KernelChoice::Any,
             averaging: Averaging::default(),
             look_up_addresses: false,
             deadline: DEFAULT_DEADLINE,
+            copies: Vec::new(),
             buffers: Vec::new(),
             host_stream: None,
         }
@@ -138,7 +144,10 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// all ranks.
     pub fn set_fallback(&mut self, fallback: Fallback) {
         self.fallback = fallback;
-        self.insisted = self.comm.insist(fallback == Fallback::Forbid);
+        self.kernel = match fallback {
+            Fallback::Forbid if self.forces_kernels => KernelChoice::Symmetric,
+            _ => KernelChoice::Any,
+        };
     }
 
     /// How gradients are averaged; may change between calls, alike on all ranks.
@@ -309,23 +318,5 @@ impl<C: fmt::Debug, A: fmt::Debug> fmt::Debug for Collectives<C, A> {
             .field("staging", &self.staging)
             .field("fallback", &self.fallback)
             .finish_non_exhaustive()
-    }
-}
-
-/// The descriptor of a typed call.
-fn describe<'c>(
-    op: Op<'c>,
-    send: Option<&(impl Tensor + ?Sized)>,
-    recv: Option<&(impl Tensor + ?Sized)>,
-    dtype: crate::dtype::DType,
-    counts: Counts<'c>,
-) -> Collective<'c> {
-    let operand = crate::addr::Operand::EMPTY;
-    Collective {
-        op,
-        dtype,
-        send: send.map_or(operand, Tensor::operand),
-        recv: recv.map_or(operand, Tensor::operand),
-        counts,
     }
 }

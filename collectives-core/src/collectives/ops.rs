@@ -1,9 +1,9 @@
 //! The typed operations.
 
-use super::{Collectives, describe};
-use crate::collective::{Collective, Counts, Op};
+use super::Collectives;
+use super::operation::{AllGather, AllReduce, Any, Operands, Operation, ReduceScatter};
+use crate::collective::{Counts, Op};
 use crate::communicator::Communicator;
-use crate::dtype::DType;
 use crate::error::{Misuse, Result};
 use crate::path::OpReport;
 use crate::rank::Rank;
@@ -37,9 +37,8 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         op: ReduceOp,
         stream: &Stream,
     ) -> Result<OpReport> {
-        let counts = Counts::Even(tensor.count());
-        let both = Some(&*tensor);
-        self.call(Op::AllReduce(op), both, both, counts, stream)
+        let (both, count) = (Some(&*tensor), tensor.count());
+        self.call(AllReduce { op, count }, both, both, stream)
     }
 
     /// Writes the reduction of all ranks' `send` to every rank's `recv`; `send` keeps its contents.
@@ -50,8 +49,8 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         op: ReduceOp,
         stream: &Stream,
     ) -> Result<OpReport> {
-        let counts = Counts::Even(send.count());
-        self.call(Op::AllReduce(op), Some(send), Some(&*recv), counts, stream)
+        let count = send.count();
+        self.call(AllReduce { op, count }, Some(send), Some(&*recv), stream)
     }
 
     /// Writes part `r` of the reduction to rank `r`'s `recv`; parts are equally long.
@@ -62,14 +61,8 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         op: ReduceOp,
         stream: &Stream,
     ) -> Result<OpReport> {
-        let counts = Counts::Even(self.part_of(send)?);
-        self.call(
-            Op::ReduceScatter(op),
-            Some(send),
-            Some(&*recv),
-            counts,
-            stream,
-        )
+        let part = self.part_of(send, Op::ReduceScatter(op))?;
+        self.call(ReduceScatter { op, part }, Some(send), Some(&*recv), stream)
     }
 
     /// [`Collectives::reduce_scatter`] with `counts[r]` elements for rank `r`, equal on all ranks.
@@ -81,14 +74,8 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         op: ReduceOp,
         stream: &Stream,
     ) -> Result<OpReport> {
-        let counts = Counts::Uneven(counts);
-        self.call(
-            Op::ReduceScatter(op),
-            Some(send),
-            Some(&*recv),
-            counts,
-            stream,
-        )
+        let (op, counts) = (Op::ReduceScatter(op), Counts::Uneven(counts));
+        self.call(Any { op, counts }, Some(send), Some(&*recv), stream)
     }
 
     /// Writes all ranks' `send`, in rank order, to every rank's `recv`.
@@ -98,8 +85,8 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         recv: &mut (impl Tensor + ?Sized),
         stream: &Stream,
     ) -> Result<OpReport> {
-        let counts = Counts::Even(send.count());
-        self.call(Op::AllGather, Some(send), Some(&*recv), counts, stream)
+        let part = send.count();
+        self.call(AllGather { part }, Some(send), Some(&*recv), stream)
     }
 
     /// [`Collectives::all_gather`] with `counts[r]` elements from rank `r`, equal on all ranks.
@@ -110,8 +97,8 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         counts: &[usize],
         stream: &Stream,
     ) -> Result<OpReport> {
-        let counts = Counts::Uneven(counts);
-        self.call(Op::AllGather, Some(send), Some(&*recv), counts, stream)
+        let (op, counts) = (Op::AllGather, Counts::Uneven(counts));
+        self.call(Any { op, counts }, Some(send), Some(&*recv), stream)
     }
 
     /// Replaces the tensor, on every rank, by the root's.
@@ -121,9 +108,9 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         root: Rank,
         stream: &Stream,
     ) -> Result<OpReport> {
-        let counts = Counts::Even(tensor.count());
+        let (op, counts) = (Op::Broadcast { root }, Counts::Even(tensor.count()));
         let send = (root == self.rank).then_some(&*tensor);
-        self.call(Op::Broadcast { root }, send, Some(&*tensor), counts, stream)
+        self.call(Any { op, counts }, send, Some(&*tensor), stream)
     }
 
     /// Replaces the root's tensor by the reduction of all ranks' tensors.
@@ -134,15 +121,9 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         root: Rank,
         stream: &Stream,
     ) -> Result<OpReport> {
-        let counts = Counts::Even(tensor.count());
+        let (op, counts) = (Op::Reduce { op, root }, Counts::Even(tensor.count()));
         let recv = (root == self.rank).then_some(&*tensor);
-        self.call(
-            Op::Reduce { op, root },
-            Some(&*tensor),
-            recv,
-            counts,
-            stream,
-        )
+        self.call(Any { op, counts }, Some(&*tensor), recv, stream)
     }
 
     /// Sends part `r` of `send` to rank `r`, and writes what comes from rank `r` to part `r` of
@@ -153,11 +134,12 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         recv: &mut (impl Tensor + ?Sized),
         stream: &Stream,
     ) -> Result<OpReport> {
-        let counts = Counts::Even(self.part_of(send)?);
-        let op = Op::AllToAll {
+        let of = |counts| Op::AllToAll {
             recv_counts: counts,
         };
-        self.call(op, Some(send), Some(&*recv), counts, stream)
+        let counts = Counts::Even(self.part_of(send, of(Counts::Even(0)))?);
+        let op = of(counts);
+        self.call(Any { op, counts }, Some(send), Some(&*recv), stream)
     }
 
     /// [`Collectives::all_to_all`] with parts of any length: `send_counts[r]` elements go to rank
@@ -174,7 +156,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             recv_counts: Counts::Uneven(recv_counts),
         };
         let counts = Counts::Uneven(send_counts);
-        self.call(op, Some(send), Some(&*recv), counts, stream)
+        self.call(Any { op, counts }, Some(send), Some(&*recv), stream)
     }
 
     /// Writes all ranks' `send`, in rank order, to the root's `recv`, which only the root passes.
@@ -185,14 +167,8 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         root: Rank,
         stream: &Stream,
     ) -> Result<OpReport> {
-        let counts = Counts::Even(send.count());
-        self.call(
-            Op::Gather { root },
-            Some(send),
-            recv.as_deref(),
-            counts,
-            stream,
-        )
+        let (op, counts) = (Op::Gather { root }, Counts::Even(send.count()));
+        self.call(Any { op, counts }, Some(send), recv.as_deref(), stream)
     }
 
     /// Writes part `r` of the root's `send`, which only the root passes, to rank `r`'s `recv`.
@@ -203,8 +179,8 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         root: Rank,
         stream: &Stream,
     ) -> Result<OpReport> {
-        let counts = Counts::Even(recv.count());
-        self.call(Op::Scatter { root }, send, Some(&*recv), counts, stream)
+        let (op, counts) = (Op::Scatter { root }, Counts::Even(recv.count()));
+        self.call(Any { op, counts }, send, Some(&*recv), stream)
     }
 
     /// Sends a tensor to a rank, which receives it with [`Collectives::recv`].
@@ -214,14 +190,9 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         to: Rank,
         stream: &Stream,
     ) -> Result<OpReport> {
-        let counts = Counts::Even(tensor.count());
-        self.call(
-            Op::Send { to },
-            Some(tensor),
-            None::<&dyn Tensor>,
-            counts,
-            stream,
-        )
+        let (op, counts) = (Op::Send { to }, Counts::Even(tensor.count()));
+        let none = None::<&dyn Tensor>;
+        self.call(Any { op, counts }, Some(tensor), none, stream)
     }
 
     /// Receives a tensor that a rank sends with [`Collectives::send`].
@@ -231,58 +202,45 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         from: Rank,
         stream: &Stream,
     ) -> Result<OpReport> {
-        let counts = Counts::Even(tensor.count());
-        self.call(
-            Op::Recv { from },
-            None::<&dyn Tensor>,
-            Some(&*tensor),
-            counts,
-            stream,
-        )
+        let (op, counts) = (Op::Recv { from }, Counts::Even(tensor.count()));
+        let none = None::<&dyn Tensor>;
+        self.call(Any { op, counts }, none, Some(&*tensor), stream)
     }
 
     /// No later work on `stream` runs before every rank's stream has come here.
     pub fn barrier(&mut self, stream: &Stream) -> Result<OpReport> {
-        self.run(Collective::BARRIER, &mut [], stream)
+        let (op, counts) = (Op::Barrier, Counts::Even(0));
+        self.run(Any { op, counts }, Operands::NONE, &mut [], stream)
     }
 
-    fn call(
+    fn call<O: Operation>(
         &mut self,
-        op: Op<'_>,
+        operation: O,
         send: Option<&(impl Tensor + ?Sized)>,
         recv: Option<&(impl Tensor + ?Sized)>,
-        counts: Counts<'_>,
         stream: &Stream,
     ) -> Result<OpReport> {
-        let dtype = common_dtype(send, recv)?;
-        let call = describe(op, send, recv, dtype, counts);
+        let on = match Operands::of(send, recv) {
+            Ok(operands) => operands,
+            Err(error) => return Err(self.refuse_op(operation.op(), error)),
+        };
         match (send.and_then(Tensor::owner), recv.and_then(Tensor::owner)) {
-            (Some(send), Some(recv)) if send.is(recv) => self.run(call, &mut [send], stream),
-            (Some(send), Some(recv)) => self.run(call, &mut [send, recv], stream),
-            (Some(one), None) | (None, Some(one)) => self.run(call, &mut [one], stream),
-            (None, None) => self.run(call, &mut [], stream),
+            (Some(send), Some(recv)) if send.is(recv) => {
+                self.run(operation, on, &mut [send], stream)
+            }
+            (Some(send), Some(recv)) => self.run(operation, on, &mut [send, recv], stream),
+            (Some(one), None) | (None, Some(one)) => self.run(operation, on, &mut [one], stream),
+            (None, None) => self.run(operation, on, &mut [], stream),
         }
     }
 
-    pub(super) fn part_of(&self, tensor: &(impl Tensor + ?Sized)) -> Result<usize> {
+    /// Elements of one rank's part of what an operation takes apart.
+    fn part_of(&mut self, tensor: &(impl Tensor + ?Sized), op: Op<'_>) -> Result<usize> {
         let (count, world_size) = (tensor.count(), self.world_size);
         if !count.is_multiple_of(world_size) {
-            return Err(Misuse::NotDivisible { count, world_size }.into());
+            let error = Misuse::NotDivisible { count, world_size }.into();
+            return Err(self.refuse_op(op, error));
         }
         Ok(count / world_size)
-    }
-}
-
-/// The element type both tensors have; bytes if there is none.
-pub(super) fn common_dtype(
-    send: Option<&(impl Tensor + ?Sized)>,
-    recv: Option<&(impl Tensor + ?Sized)>,
-) -> Result<DType> {
-    match (send.map(Tensor::dtype), recv.map(Tensor::dtype)) {
-        (Some(left), Some(right)) if left != right => {
-            Err(Misuse::DTypeDiffers { left, right }.into())
-        }
-        (Some(dtype), _) | (None, Some(dtype)) => Ok(dtype),
-        (None, None) => Ok(DType::U8),
     }
 }

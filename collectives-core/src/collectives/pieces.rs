@@ -14,7 +14,7 @@ use crate::collective::{Collective, Counts, OpKind};
 use crate::error::Result;
 use crate::path::Sides;
 use crate::scratch::SCRATCH_ALIGNMENT;
-use crate::work::Copy;
+use crate::submission::Copy;
 
 /// How a call is cut: as few pieces as fit one lease each, of lengths that differ by less than two
 /// alignments.

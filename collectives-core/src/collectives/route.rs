@@ -1,31 +1,48 @@
 //! Chooses the path of one call: a pure function of what all ranks see.
 
+use super::Collectives;
 use super::rows::Rows;
-use super::staged::is_rooted;
+use super::staged::{is_rooted, scratch_bytes};
 use crate::collective::Collective;
+use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{Fallback, Kernel, Path, Reason, Sides, Staging};
+use crate::scratch::ScratchAllocator;
+use crate::submission::KernelChoice;
 
 /// What the table says about a call, copied out so that the communicator can be used.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Route {
     /// Enqueue the operands as they are.
-    AsIs {
-        path: Path,
-        reason: Reason,
+    AsIs(Way),
+    /// Stage these sides through so many bytes of scratch, then run this kernel.
+    Stage {
+        sides: Sides,
         kernel: Kernel,
+        bytes: usize,
     },
-    /// Stage these sides, then run this kernel.
-    Stage { sides: Sides, kernel: Kernel },
 }
 
-impl Route {
+/// How a call goes that is not staged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    pub(super) path: Path,
+    pub(super) reason: Reason,
+    pub(super) kernel: Kernel,
+}
+
+impl Way {
     pub(super) const fn ordinary(path: Path, reason: Reason) -> Self {
-        Self::AsIs {
+        Self {
             path,
             reason,
             kernel: Kernel::Ordinary,
         }
+    }
+
+    /// That of a call that should have been staged.
+    pub(super) const fn fallback(reason: Reason) -> Self {
+        Self::ordinary(Path::Fallback, reason)
     }
 }
 
@@ -37,43 +54,66 @@ pub(super) struct Rules<'a> {
     pub(super) staging: Staging,
     pub(super) world_size: usize,
     pub(super) captured: bool,
-    /// Whether the backend uses the symmetric kernel or fails.
-    pub(super) insisted: bool,
+    /// What the backend is told to use.
+    pub(super) choice: KernelChoice,
+}
+
+impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
+    /// The route of a call that was checked.
+    #[inline(always)]
+    pub(super) fn route(&self, call: &Collective<'_>, captured: bool) -> Result<Route> {
+        let route = match call.is_empty() {
+            // Enqueued all the same: a backend that compares calls compares this one too.
+            true => Route::AsIs(Way::ordinary(Path::Direct, Reason::Empty)),
+            false => choose(
+                call,
+                &Rules {
+                    rows: &self.rows,
+                    symmetric: self.symmetric,
+                    staging: self.staging,
+                    world_size: self.world_size,
+                    captured,
+                    choice: self.kernel,
+                },
+            )?,
+        };
+        if let Route::AsIs(way) = route {
+            permit(call, way, self.fallback)?;
+        }
+        Ok(route)
+    }
 }
 
 /// The path of a call with elements that was checked.
 #[inline(always)]
-pub(super) fn choose(call: &Collective<'_>, rules: &Rules<'_>) -> Route {
+pub(super) fn choose(call: &Collective<'_>, rules: &Rules<'_>) -> Result<Route> {
+    let ordinary = |path, reason| Ok(Route::AsIs(Way::ordinary(path, reason)));
     if rules.world_size == 1 {
-        return Route::ordinary(Path::Direct, Reason::SingleRank);
+        return ordinary(Path::Direct, Reason::SingleRank);
     }
     let row = match rules.rows.find(call) {
-        Ok(_) if !rules.symmetric => {
-            return Route::ordinary(Path::Fallback, Reason::NoSymmetricMemory);
-        }
+        Ok(_) if !rules.symmetric => return ordinary(Path::Fallback, Reason::NoSymmetricMemory),
         Ok(row) => row,
-        Err(Reason::NoKernelForOperation) => {
-            return Route::ordinary(Path::Direct, Reason::NoKernelForOperation);
-        }
-        Err(reason) => return Route::ordinary(Path::Fallback, reason),
+        Err(reason @ Reason::NoKernelForOperation) => return ordinary(Path::Direct, reason),
+        Err(reason) => return ordinary(Path::Fallback, reason),
     };
+    let kernel = row.kernel(rules.choice);
     let forced = rules.staging == Staging::Forced;
     match missing_sides(call, row.needs, forced) {
-        None => Route::AsIs {
+        None => Ok(Route::AsIs(Way {
             path: Path::ZeroCopy,
             reason: Reason::Registered,
-            kernel: row.kernel(rules.insisted),
-        },
-        Some(_) if rules.staging == Staging::Never => {
-            Route::ordinary(Path::Direct, Reason::StagingOff)
-        }
+            kernel,
+        })),
+        Some(_) if rules.staging == Staging::Never => ordinary(Path::Direct, Reason::StagingOff),
         Some(_) if !forced && !row.pays(call, rules.captured) => {
-            Route::ordinary(Path::Direct, Reason::TooSmall)
+            ordinary(Path::Direct, Reason::TooSmall)
         }
-        Some(sides) => Route::Stage {
+        Some(sides) => Ok(Route::Stage {
             sides,
-            kernel: row.kernel(rules.insisted),
-        },
+            kernel,
+            bytes: scratch_bytes(call, sides, rules.world_size)?,
+        }),
     }
 }
 
@@ -98,20 +138,16 @@ pub(super) fn missing_sides(call: &Collective<'_>, needs: Sides, forced: bool) -
 
 /// Refuses the ordinary path of an operation that has symmetric kernels, where that is forbidden.
 #[inline]
-pub(super) fn permit(
-    call: &Collective<'_>,
-    path: Path,
-    reason: Reason,
-    fallback: Fallback,
-) -> Result<()> {
+pub(super) fn permit(call: &Collective<'_>, way: Way, fallback: Fallback) -> Result<()> {
     match fallback {
         Fallback::Allow => Ok(()),
-        Fallback::Forbid => permit_none(call, path, reason),
+        Fallback::Forbid => permit_none(call, way),
     }
 }
 
 #[inline(never)]
-fn permit_none(call: &Collective<'_>, path: Path, reason: Reason) -> Result<()> {
+fn permit_none(call: &Collective<'_>, way: Way) -> Result<()> {
+    let Way { path, reason, .. } = way;
     let exempt = matches!(
         reason,
         Reason::NoKernelForOperation | Reason::SingleRank | Reason::Empty
@@ -229,10 +265,10 @@ mod tests {
             staging,
             world_size: 2,
             captured,
-            insisted: false,
+            choice: KernelChoice::Any,
         };
-        let said = match choose(&call(count, dtype, op, in_window), &rules) {
-            Route::AsIs { path, reason, .. } => format!("{path}: {reason}"),
+        let said = match choose(&call(count, dtype, op, in_window), &rules).unwrap() {
+            Route::AsIs(Way { path, reason, .. }) => format!("{path}: {reason}"),
             Route::Stage { .. } => "stage".to_owned(),
         };
         assert!(said.contains(expected), "{said}");
@@ -240,24 +276,26 @@ mod tests {
 
     #[test]
     fn a_backend_that_obeys_makes_a_forecast_a_fact() {
-        let kernel = |insisted, in_window, staging| {
+        let kernel = |choice, in_window, staging| {
             let rules = Rules {
                 rows: &rows(),
                 symmetric: true,
                 staging,
                 world_size: 2,
                 captured: false,
-                insisted,
+                choice,
             };
-            match choose(&call(1 << 18, DType::F32, ReduceOp::Sum, in_window), &rules) {
-                Route::AsIs { kernel, .. } | Route::Stage { kernel, .. } => kernel,
+            let call = call(1 << 18, DType::F32, ReduceOp::Sum, in_window);
+            match choose(&call, &rules).unwrap() {
+                Route::AsIs(Way { kernel, .. }) | Route::Stage { kernel, .. } => kernel,
             }
         };
+        let (any, symmetric) = (KernelChoice::Any, KernelChoice::Symmetric);
         for (in_window, staging) in [(true, Staging::Auto), (false, Staging::Forced)] {
-            assert_eq!(kernel(false, in_window, staging), Kernel::Predicted("k"));
-            assert_eq!(kernel(true, in_window, staging), Kernel::Forced("k"));
+            assert_eq!(kernel(any, in_window, staging), Kernel::Predicted("k"));
+            assert_eq!(kernel(symmetric, in_window, staging), Kernel::Forced("k"));
         }
-        assert_eq!(kernel(true, false, Staging::Never), Kernel::Ordinary);
+        assert_eq!(kernel(symmetric, false, Staging::Never), Kernel::Ordinary);
     }
 
     #[test]
@@ -288,11 +326,11 @@ mod tests {
     #[test]
     fn forbidding_the_fallback_spares_what_never_had_a_kernel() {
         let barrier = Collective::BARRIER;
-        let reason = Reason::NoKernelForOperation;
-        assert!(permit(&barrier, Path::Direct, reason, Fallback::Forbid).is_ok());
+        let way = Way::ordinary(Path::Direct, Reason::NoKernelForOperation);
+        assert!(permit(&barrier, way, Fallback::Forbid).is_ok());
         let reduce = call(16, DType::F64, ReduceOp::Sum, true);
-        let reason = Reason::NoKernelForType;
-        assert!(permit(&reduce, Path::Fallback, reason, Fallback::Forbid).is_err());
-        assert!(permit(&reduce, Path::Fallback, reason, Fallback::Allow).is_ok());
+        let way = Way::fallback(Reason::NoKernelForType);
+        assert!(permit(&reduce, way, Fallback::Forbid).is_err());
+        assert!(permit(&reduce, way, Fallback::Allow).is_ok());
     }
 }

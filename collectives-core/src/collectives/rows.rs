@@ -9,6 +9,7 @@ use crate::collective::{Collective, OpKind};
 use crate::dtype::DType;
 use crate::path::{Kernel, PathRule, PathTable, Reason, Sides};
 use crate::reduce::ReduceOp;
+use crate::submission::KernelChoice;
 
 /// The rows of a table that serve one world size, in the table's order.
 #[derive(Clone, Debug)]
@@ -186,13 +187,12 @@ impl Row {
         sizes.contain(call.send.bytes.max(call.recv.bytes))
     }
 
-    /// The kernel as a report names it, where the backend may have been told to use it or fail.
+    /// The kernel as a report names it, where the backend is told what to use.
     #[inline]
-    pub(super) const fn kernel(&self, insisted: bool) -> Kernel {
-        if self.forced || insisted {
-            Kernel::Forced(self.kernel)
-        } else {
-            Kernel::Predicted(self.kernel)
+    pub(super) const fn kernel(&self, choice: KernelChoice) -> Kernel {
+        match choice {
+            KernelChoice::Any if !self.forced => Kernel::Predicted(self.kernel),
+            _ => Kernel::Forced(self.kernel),
         }
     }
 }

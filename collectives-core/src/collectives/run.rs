@@ -3,99 +3,99 @@
 use std::slice;
 
 use super::Collectives;
-use super::enqueue::{enqueue_all, hold};
-use super::route::{self, Route, Rules};
+use super::operation::{Operands, Operation};
+use super::route::{self, Route, Way};
 use super::split::Large;
 use super::staged;
 use crate::addr::Operand;
 use crate::collective::{Collective, Counts, Op};
 use crate::communicator::Communicator;
-use crate::error::{Error, Misuse, Result};
+use crate::error::{Error, Result};
 use crate::memory::Memory;
-use crate::order::{self, Held};
+use crate::order;
 use crate::path::{Kernel, OpReport, Path, Reason, Sides};
-use crate::rank::CaptureId;
-use crate::scratch::{Lease, Request, ScratchAllocator, Site};
+use crate::scratch::{Lease, Request, ScratchAllocator};
 use crate::stream::{Stream, StreamRef};
-use crate::work::Work;
+use crate::submission::{Submission, check_stream};
 
 impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// Runs one call whose operands `owners` own.
     ///
-    /// What is called most has code of its own, in which nothing depends on the operation any more.
-    #[inline(always)]
-    pub(super) fn run(
+    /// Everything below is inlined into each of its copies, and the call goes down by a reference that
+    /// nothing changes, so that what is asked of a known operation is answered when this is compiled.
+    #[inline(never)]
+    pub(super) fn run<O: Operation>(
         &mut self,
-        call: Collective<'_>,
+        operation: O,
+        operands: Operands,
         owners: &mut [&Memory],
         stream: &Stream,
     ) -> Result<OpReport> {
+        let mut call = operands.call(operation.op(), operation.counts());
+        if self.look_up_addresses {
+            call = self.looked_up(&call);
+        }
         let call = &call;
-        match call.op {
-            _ if self.look_up_addresses => self.run_looked_up(call, owners, stream),
-            Op::AllReduce(_) => {
-                self.run_known(|op| matches!(op, Op::AllReduce(_)), call, owners, stream)
+        let (on, route) = match self.decide(call, owners, stream) {
+            Ok(decided) => decided,
+            Err(error) => {
+                let name = call.kind().name();
+                return Err(self.refuse(slice::from_ref(call), name, error));
             }
-            Op::ReduceScatter(_) => self.run_known(
-                |op| matches!(op, Op::ReduceScatter(_)),
-                call,
-                owners,
-                stream,
-            ),
-            Op::AllGather => self.run_known(|op| matches!(op, Op::AllGather), call, owners, stream),
-            _ => self.run_any(call, owners, stream),
-        }
-    }
-
-    /// Runs a call of the operation that `is` tells, for each of which this is compiled anew.
-    #[inline(never)]
-    fn run_known(
-        &mut self,
-        is: impl Fn(Op<'_>) -> bool,
-        call: &Collective<'_>,
-        owners: &mut [&Memory],
-        stream: &Stream,
-    ) -> Result<OpReport> {
-        match is(call.op) && matches!(call.counts, Counts::Even(_)) {
-            true => self.run_inline(call, owners, stream),
-            false => self.run_any(call, owners, stream),
-        }
-    }
-
-    #[inline(never)]
-    fn run_any(
-        &mut self,
-        call: &Collective<'_>,
-        owners: &mut [&Memory],
-        stream: &Stream,
-    ) -> Result<OpReport> {
-        self.run_inline(call, owners, stream)
-    }
-
-    /// Runs a call with its operands' windows, where it names none itself.
-    #[inline(never)]
-    fn run_looked_up(
-        &mut self,
-        call: &Collective<'_>,
-        owners: &mut [&Memory],
-        stream: &Stream,
-    ) -> Result<OpReport> {
-        self.run_any(&self.looked_up(call), owners, stream)
-    }
-
-    // Always inline and by an unchanging reference all the way down, so that what is asked of a known
-    // operation is answered at compile time.
-    #[inline(always)]
-    fn run_inline(
-        &mut self,
-        call: &Collective<'_>,
-        owners: &mut [&Memory],
-        stream: &Stream,
-    ) -> Result<OpReport> {
-        match self.run_one(call, owners, stream) {
+        };
+        let done = match route {
+            Route::AsIs(way) => self.run_as_is(call, way, owners, &on),
+            Route::Stage {
+                sides,
+                kernel,
+                bytes,
+            } => self.run_staged(call, (sides, kernel, bytes), owners, &on),
+        };
+        match done {
             Ok(report) => Ok(report),
             Err(error) => Err(self.with_context(error, call.kind().name())),
         }
+    }
+
+    /// Checks a call and chooses its way: all that can be wrong with it on this rank is found here, before
+    /// another rank hears of it.
+    #[inline(always)]
+    fn decide<'s>(
+        &self,
+        call: &Collective<'_>,
+        owners: &[&Memory],
+        stream: &'s StreamRef,
+    ) -> Result<(Submission<'s>, Route)> {
+        check_stream(stream, self.device_id)?;
+        call.check_inline(self.rank, self.world_size)?;
+        order::check_device(self.device_id, owners)?;
+        let capture = self.device.capture_state(stream)?;
+        let route = self.route(call, capture.is_some())?;
+        let on = Submission {
+            kernel: self.kernel,
+            ..Submission::on(stream, capture)
+        };
+        Ok((on, route))
+    }
+
+    /// The error of calls that are refused before any other rank hears of them, once layers of the
+    /// communicator did.
+    #[cold]
+    pub(super) fn refuse(
+        &mut self,
+        calls: &[Collective<'_>],
+        name: &'static str,
+        error: Error,
+    ) -> Error {
+        let error = self.with_context(error, name);
+        self.comm.refused(calls, error)
+    }
+
+    /// The same for a call of which nothing but the operation is known.
+    #[cold]
+    pub(super) fn refuse_op(&mut self, op: Op<'_>, error: Error) -> Error {
+        let call = Operands::NONE.call(op, Counts::Even(0));
+        self.refuse(slice::from_ref(&call), call.kind().name(), error)
     }
 
     #[cold]
@@ -106,102 +106,66 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             .on_rank(self.rank)
     }
 
-    #[inline(always)]
-    fn run_one(
-        &mut self,
-        call: &Collective<'_>,
-        owners: &mut [&Memory],
-        stream: &StreamRef,
-    ) -> Result<OpReport> {
-        let capture = self.check(call, stream)?;
-        let site = Site { stream, capture };
-        let (path, reason, kernel) = match self.route(call, capture.is_some()) {
-            Route::AsIs {
-                path,
-                reason,
-                kernel,
-            } => (path, reason, kernel),
-            Route::Stage { sides, kernel } => {
-                let bytes = staged::scratch_bytes(call, sides, self.world_size)?;
-                let large = match bytes > self.splitting.piece {
-                    true => self.run_large(call, (sides, kernel, bytes), owners, site)?,
-                    false => Large::Whole,
-                };
-                let served = match large {
-                    Large::Whole => self.acquire(bytes, site)?,
-                    Large::Unserved(reason) => Err(reason),
-                    Large::Done(report) => return Ok(report),
-                };
-                match served {
-                    Ok(lease) => {
-                        let report = OpReport::staged(call, &lease, kernel);
-                        self.run_staged(call, sides, lease, owners, site)?;
-                        return Ok(report);
-                    }
-                    Err(reason) => (Path::Fallback, reason, Kernel::Ordinary),
-                }
-            }
-        };
-        self.run_as_is(call, (path, reason, kernel), owners, site)
-    }
-
     /// Runs a call on its operands where they are.
     #[inline(always)]
-    pub(super) fn run_as_is(
+    fn run_as_is(
         &mut self,
         call: &Collective<'_>,
-        (path, reason, kernel): (Path, Reason, Kernel),
+        way: Way,
         owners: &mut [&Memory],
-        site: Site<'_>,
+        on: &Submission<'_>,
     ) -> Result<OpReport> {
-        route::permit(call, path, reason, self.fallback)?;
-        let work = Work::of(slice::from_ref(call));
-        self.enqueue(&work, None, owners, site)?;
-        Ok(OpReport::unstaged(call, path, reason, kernel))
+        let calls = slice::from_ref(call);
+        self.submit(&Submission { calls, ..*on }, None, owners)?;
+        Ok(OpReport::unstaged(call, way))
     }
 
+    /// Runs a call through scratch, or as it is where scratch may not or cannot be had.
     #[inline(always)]
-    pub(super) fn run_staged(
+    fn run_staged(
         &mut self,
         call: &Collective<'_>,
-        sides: Sides,
-        lease: Lease,
+        (sides, kernel, bytes): (Sides, Kernel, usize),
         owners: &mut [&Memory],
-        site: Site<'_>,
-    ) -> Result<()> {
-        self.prepare(Some(&lease), owners, site)?;
-        let held = hold(owners, site);
-        held.order(&*self.device, site.stream)?;
-        // Made where it is used, so that the backend still knows what operation it is.
-        let (call, copies) = staged::stage(call, sides, lease.operand(), self.world_size)?;
-        let work = Work {
-            into: copies.into.as_slice(),
-            calls: slice::from_ref(&call),
-            out: copies.out.as_slice(),
+        on: &Submission<'_>,
+    ) -> Result<OpReport> {
+        let large = match bytes > self.splitting.piece {
+            true => self.run_large(call, (sides, kernel, bytes), owners, on)?,
+            false => Large::Whole,
         };
-        self.enqueue_ordered(&work, held, site)?;
-        self.scratch.release(lease)
-    }
-
-    /// Checks a call.
-    #[inline(always)]
-    pub(super) fn check(
-        &self,
-        call: &Collective<'_>,
-        stream: &StreamRef,
-    ) -> Result<Option<CaptureId>> {
-        if stream.device() != self.device_id {
-            return Err(Misuse::WrongDevice { what: "the stream" }.into());
-        }
-        call.check_inline(self.rank, self.world_size)?;
-        self.device.capture_state(stream)
+        let served = match large {
+            Large::Whole => self.acquire(bytes, on)?,
+            Large::Unserved(reason) => Scratch::Ordinary(reason),
+            Large::Done(report) => return Ok(report),
+        };
+        let lease = match served {
+            Scratch::Lease(lease) => lease,
+            Scratch::Ordinary(reason) => {
+                let way = Way::fallback(reason);
+                route::permit(call, way, self.fallback)?;
+                return self.run_as_is(call, way, owners, on);
+            }
+        };
+        let report = OpReport::staged(call, &lease, kernel);
+        let (call, copies) = staged::stage(call, sides, lease.operand(), self.world_size)?;
+        let submission = Submission {
+            copies_in: copies.into.as_slice(),
+            calls: slice::from_ref(&call),
+            copies_out: copies.out.as_slice(),
+            ..*on
+        };
+        self.submit(&submission, Some(&lease), owners)?;
+        self.scratch.release(lease)?;
+        Ok(report)
     }
 
     /// The call with the windows that its operands lie in.
+    #[inline(always)]
     pub(super) fn looked_up<'c>(&self, call: &Collective<'c>) -> Collective<'c> {
         call.with_operands(self.look_up(call.send), self.look_up(call.recv))
     }
 
+    #[inline(never)]
     fn look_up(&self, operand: Operand) -> Operand {
         Operand {
             window: operand
@@ -211,34 +175,18 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         }
     }
 
-    #[inline(always)]
-    pub(super) fn route(&self, call: &Collective<'_>, captured: bool) -> Route {
-        if call.is_empty() {
-            // Enqueued all the same: a backend that compares calls compares this one too.
-            return Route::ordinary(Path::Direct, Reason::Empty);
-        }
-        let rules = Rules {
-            rows: &self.rows,
-            symmetric: self.symmetric,
-            staging: self.staging,
-            world_size: self.world_size,
-            captured,
-            insisted: self.insisted,
-        };
-        route::choose(call, &rules)
-    }
-
     /// A lease, or the reason to take the ordinary path.
     #[inline(always)]
-    pub(super) fn acquire(
-        &mut self,
-        bytes: usize,
-        site: Site<'_>,
-    ) -> Result<Result<Lease, Reason>> {
+    pub(super) fn acquire(&mut self, bytes: usize, on: &Submission<'_>) -> Result<Scratch> {
         let request = Request::new(bytes);
-        match self.scratch.acquire(&mut self.comm, request, site) {
-            Ok(lease) => Ok(Ok(lease)),
-            Err(error) => self.reason_to_fall_back(error, bytes).map(Err),
+        let lease = self
+            .scratch
+            .acquire(&mut self.comm, request, on.stream, on.capture);
+        match lease {
+            Ok(lease) => Ok(Scratch::Lease(lease)),
+            Err(error) => self
+                .reason_to_fall_back(error, bytes)
+                .map(Scratch::Ordinary),
         }
     }
 
@@ -253,68 +201,26 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             None => Err(error),
         }
     }
+}
 
-    /// Enqueues copies in, the operations as one group, and copies out, in stream order.
-    #[inline(always)]
-    pub(super) fn enqueue(
-        &mut self,
-        work: &Work<'_, '_>,
-        lease: Option<&Lease>,
-        owners: &mut [&Memory],
-        site: Site<'_>,
-    ) -> Result<()> {
-        self.prepare(lease, owners, site)?;
-        let held = hold(owners, site);
-        held.order(&*self.device, site.stream)?;
-        self.enqueue_ordered(work, held, site)
-    }
-
-    #[inline(always)]
-    fn enqueue_ordered(
-        &mut self,
-        work: &Work<'_, '_>,
-        held: Held<'_>,
-        site: Site<'_>,
-    ) -> Result<()> {
-        let Self { comm, device, .. } = self;
-        let enqueued = enqueue_all(comm, &**device, work, self.drains, site);
-        held.note(site.stream);
-        enqueued
-    }
-
-    /// Has the graph own what a captured call uses; checks owners and notes the use of the lease otherwise.
-    #[inline(always)]
-    pub(super) fn prepare(
-        &self,
-        lease: Option<&Lease>,
-        owners: &[&Memory],
-        site: Site<'_>,
-    ) -> Result<()> {
-        if site.capture.is_some() {
-            return order::retained(&*self.device, owners, site.stream);
-        }
-        if let Some(lease) = lease {
-            lease.note_use(site.stream);
-        }
-        order::check_device(self.device_id, owners)
-    }
+/// What came of asking for scratch.
+pub(super) enum Scratch {
+    /// There is some.
+    Lease(Lease),
+    /// There is none, and the call takes the ordinary path.
+    Ordinary(Reason),
 }
 
 impl OpReport {
     #[inline(always)]
-    pub(super) fn unstaged(
-        call: &Collective<'_>,
-        path: Path,
-        reason: Reason,
-        kernel: Kernel,
-    ) -> Self {
+    pub(super) fn unstaged(call: &Collective<'_>, way: Way) -> Self {
         Self {
-            path,
-            reason,
+            path: way.path,
+            reason: way.reason,
             bytes: call.send.bytes.max(call.recv.bytes),
             pieces: 0,
             slot: None,
-            kernel,
+            kernel: way.kernel,
         }
     }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::Collectives;
 use crate::buffer::Buffer;
+use crate::collective::Op;
 use crate::communicator::Communicator;
 use crate::device::Device;
 use crate::dtype::Element;
@@ -119,16 +120,17 @@ impl Drop for Wait<'_> {
 impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
     fn in_out<T: Element>(
         &mut self,
+        op: Op<'_>,
         values: &'env mut [T],
         call: impl FnOnce(&mut Collectives<C, A>, &mut dyn Tensor, &Stream) -> Result<OpReport>,
     ) -> Result<OpReport> {
-        self.refuse_capture()?;
+        self.refuse_capture(op)?;
         if self.collectives.device.is_host() {
             let mut tensor = slice_mut(values);
             return call(self.collectives, &mut tensor, self.stream);
         }
         let device = Arc::clone(&self.collectives.device);
-        let mut buffer = Buffer::from_slice(&device, values, self.stream)?;
+        let mut buffer = self.copied(op, &device, values)?;
         let report = call(self.collectives, &mut buffer, self.stream)?;
         self.returns
             .push(Box::new(move |stream| buffer.read_into(values, stream)));
@@ -138,6 +140,7 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
     /// A call on two slices, or on whichever of them this rank passes.
     fn across<T: Element>(
         &mut self,
+        op: Op<'_>,
         send: Option<&'env [T]>,
         recv: Option<&'env mut [T]>,
         call: impl FnOnce(
@@ -147,7 +150,7 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
             &Stream,
         ) -> Result<OpReport>,
     ) -> Result<OpReport> {
-        self.refuse_capture()?;
+        self.refuse_capture(op)?;
         if self.collectives.device.is_host() {
             let source = send.map(slice);
             let mut target = recv.map(slice_mut);
@@ -156,25 +159,39 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
             return call(self.collectives, source, target, self.stream);
         }
         let device = Arc::clone(&self.collectives.device);
-        let copied = |values: &[T]| Buffer::from_slice(&device, values, self.stream);
-        let source = send.map(copied).transpose()?;
+        let source = send
+            .map(|values| self.copied(op, &device, values))
+            .transpose()?;
         let source = source.as_ref().map(|source| -> &dyn Tensor { source });
         let Some(recv) = recv else {
             return call(self.collectives, source, None, self.stream);
         };
-        let mut target = copied(recv)?;
+        let mut target = self.copied(op, &device, recv)?;
         let report = call(self.collectives, source, Some(&mut target), self.stream)?;
         self.returns
             .push(Box::new(move |stream| target.read_into(recv, stream)));
         Ok(report)
     }
 
+    /// The slice on the device; where that fails, the call is refused.
+    fn copied<T: Element>(
+        &mut self,
+        op: Op<'_>,
+        device: &Arc<dyn Device>,
+        values: &[T],
+    ) -> Result<Buffer<T>> {
+        Buffer::from_slice(device, values, self.stream)
+            .map_err(|error| self.collectives.refuse_op(op, error))
+    }
+
     /// The scope's own stream captures only if somebody made it join a capture.
-    fn refuse_capture(&self) -> Result<()> {
-        match self.collectives.device.capture_state(self.stream)? {
-            Some(_) => Err(Misuse::HostSliceInCapture.into()),
-            None => Ok(()),
-        }
+    fn refuse_capture(&mut self, op: Op<'_>) -> Result<()> {
+        let error = match self.collectives.device.capture_state(self.stream) {
+            Ok(None) => return Ok(()),
+            Ok(Some(_)) => Misuse::HostSliceInCapture.into(),
+            Err(error) => error,
+        };
+        Err(self.collectives.refuse_op(op, error))
     }
 }
 

@@ -3,15 +3,16 @@
 use std::slice;
 
 use super::Collectives;
-use super::enqueue::{AbortOnPanic, enqueue_copy, enqueue_work, hold, settle};
+use super::enqueue::{AbortOnPanic, enqueue_after, enqueue_calls, hold};
 use super::pieces::Cut;
+use super::run::Scratch;
 use crate::collective::Collective;
 use crate::communicator::Communicator;
 use crate::error::{CaptureFault, Error, Result};
 use crate::memory::Memory;
 use crate::path::{Kernel, OpReport, Reason, Sides, Staging};
-use crate::scratch::{Lease, ScratchAllocator, Site, Splitting};
-use crate::work::Work;
+use crate::scratch::{Lease, ScratchAllocator, Splitting};
+use crate::submission::Submission;
 
 impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// How a call is cut that needs these sides in windows and so many bytes of scratch for it; `None`
@@ -32,23 +33,23 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         call: &Collective<'_>,
         (sides, kernel, bytes): (Sides, Kernel, usize),
         owners: &mut [&Memory],
-        site: Site<'_>,
+        on: &Submission<'_>,
     ) -> Result<Large> {
         let row = self.rows.find(call).ok();
         let Some(cut) = row.and_then(|row| self.cut(call, row.needs, bytes)) else {
             return Ok(Large::Whole);
         };
-        let lease = match self.acquire(self.splitting.piece, site)? {
-            Ok(lease) => lease,
-            Err(reason) => return Ok(Large::Unserved(reason)),
+        let lease = match self.acquire(self.splitting.piece, on)? {
+            Scratch::Lease(lease) => lease,
+            Scratch::Ordinary(reason) => return Ok(Large::Unserved(reason)),
         };
         let report = OpReport::staged(call, &lease, kernel);
-        self.run_cut(call, &cut, sides, lease, owners, site)?;
+        self.run_cut(call, &cut, sides, lease, owners, on)?;
         // That of the pieces, where the table tells kernels by size.
         let longest = cut.bytes(call, 0, self.world_size);
         let row = self.rows.serving(call, longest).ok();
         Ok(Large::Done(OpReport {
-            kernel: row.map_or(kernel, |row| row.kernel(self.insisted)),
+            kernel: row.map_or(kernel, |row| row.kernel(self.kernel)),
             pieces: u32::try_from(cut.pieces()).unwrap_or(u32::MAX),
             ..report
         }))
@@ -61,28 +62,34 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         missing: Sides,
         lease: Lease,
         owners: &mut [&Memory],
-        site: Site<'_>,
+        on: &Submission<'_>,
     ) -> Result<()> {
         let sides = cut.sides(call, missing, self.staging == Staging::Forced);
         let (scratch, world_size, drains) = (lease.operand(), self.world_size, self.drains);
         let mut progress = Progress::default();
-        self.prepare(Some(&lease), owners, site)?;
-        let held = hold(owners, site);
-        held.order(&*self.device, site.stream)?;
-        let Self { comm, device, .. } = self;
+        self.own(on, Some(&lease), owners)?;
+        let held = hold(on, owners);
+        held.order(&*self.device, on.stream)?;
+        let Self { comm, copies, .. } = self;
         let mut enqueue_pieces = || {
             let guard = AbortOnPanic(comm);
             for index in 0..cut.pieces() {
                 let piece = cut.piece(call, index, sides, scratch, world_size)?;
-                let calls = slice::from_ref(&piece.call);
-                let enqueue = |copy| enqueue_copy(&**device, &copy, site.stream);
-                piece.into.each().try_for_each(enqueue)?;
-                enqueue_work(guard.0, &Work::of(calls), site)?;
+                copies.clear();
+                copies.extend(piece.into.each());
+                let copied_in = copies.len();
+                copies.extend(piece.out.each());
+                let (copies_in, copies_out) = copies.split_at(copied_in);
+                let submission = Submission {
+                    copies_in,
+                    calls: slice::from_ref(&piece.call),
+                    copies_out,
+                    ..*on
+                };
+                // In two steps, so that it is known whether the operation of a piece that fails was enqueued.
+                enqueue_calls(guard.0, &submission)?;
                 progress.moved = true;
-                if !drains {
-                    settle(guard.0, calls, site)?;
-                }
-                piece.out.each().try_for_each(enqueue)?;
+                enqueue_after(guard.0, &submission, drains)?;
                 progress.pieces += 1;
             }
             // Nothing unwound, so nobody needs to be asked whether something does.
@@ -90,13 +97,13 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             Ok(())
         };
         let enqueued = enqueue_pieces();
-        held.note(site.stream);
+        held.note(on.stream);
         self.scratch.note_pieces(progress.pieces);
         match enqueued {
             Ok(()) => self.scratch.release(lease),
             Err(error) if !progress.moved => Err(error),
             // A recording has moved nothing, and goes with its capture.
-            Err(error) if site.capture.is_some() => {
+            Err(error) if on.capture.is_some() => {
                 Err(Error::capture(CaptureFault::Partial).caused_by(error))
             }
             // Peers must not wait for the pieces that are left, and the call cannot be made again.

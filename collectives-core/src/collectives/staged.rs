@@ -5,7 +5,7 @@ use crate::collective::{Collective, Counts, OpKind};
 use crate::error::{Error, Misuse, Result};
 use crate::path::Sides;
 use crate::scratch::SCRATCH_ALIGNMENT;
-use crate::work::Copy;
+use crate::submission::Copy;
 
 /// The copies before and after a call that runs on exactly the requested bytes of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,12 +10,12 @@ use collectives_core::bootstrap::{Bootstrap, DEFAULT_DEADLINE};
 use collectives_core::collective::Collective;
 use collectives_core::communicator::{AbortHandle, Capabilities, CommInfo, Communicator, Deferred};
 use collectives_core::device::Device;
-use collectives_core::error::{Misuse, Result};
+use collectives_core::error::{Error, Misuse, Result};
 use collectives_core::memory::Memory;
 use collectives_core::path::PathTable;
 use collectives_core::rank::CommId;
 use collectives_core::split;
-use collectives_core::stream::StreamRef;
+use collectives_core::submission::Submission;
 use collectives_core::symmetric::SymmetricMemory;
 
 use super::direct;
@@ -27,7 +27,7 @@ use super::transport::{Ranks, Transport};
 use crate::device::HostDevice;
 use crate::messages::check_self_messages;
 use crate::node::Calls;
-use crate::queue::{Turn, take_turn};
+use crate::queue::{Queue, Turn, take_turn};
 use crate::tickets::Ticket;
 use crate::windows::Windows;
 
@@ -165,15 +165,16 @@ impl<T: Transport> Engine<T> {
         &self.presence.0
     }
 
-    /// Everything that is found before anything is enqueued.
+    /// Everything that this rank alone can find before anything is enqueued.
     #[inline]
     fn check(&self, calls: &[Collective<'_>]) -> Result<()> {
+        let mut messages = false;
         for call in calls {
-            call.check(self.info.rank, self.info.world_size)?;
             self.windows.check("send", call.send)?;
             self.windows.check("recv", call.recv)?;
+            messages |= call.kind().is_point_to_point();
         }
-        if calls.iter().any(|call| call.kind().is_point_to_point()) {
+        if messages {
             check_self_messages(calls, self.info.rank)?;
         }
         Ok(())
@@ -181,15 +182,9 @@ impl<T: Transport> Engine<T> {
 
     /// # Safety
     ///
-    /// As for [`Communicator::enqueue`]; the calls were checked, and there is at least one.
-    unsafe fn enqueue_valid(&self, calls: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
-        let queue = self.host.queue(stream)?;
-        if queue.is_capturing()? {
-            // Without the turn, so that nobody who looks at the stream waits for a peer.
-            let endpoint: &Endpoint<T> = self.endpoint();
-            endpoint.tickets().need();
-            endpoint.compare_captured(&Ticket::take(endpoint), calls)?;
-        }
+    /// As for [`Communicator::enqueue`]; the calls were checked, and there is at least one. What is
+    /// captured was compared.
+    unsafe fn enqueue_calls(&self, calls: &[Collective<'_>], queue: &Arc<Queue>) -> Result<()> {
         let windows = self.windows.of(calls)?;
         match take_turn(queue)? {
             Turn::Inline(_turn) => {
@@ -255,16 +250,31 @@ impl<T: Transport> Communicator for Engine<T> {
         &self.capabilities
     }
 
-    unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
-        let endpoint = self.endpoint();
+    unsafe fn enqueue(&mut self, submission: &Submission<'_>) -> Result<()> {
+        let endpoint: &Endpoint<T> = self.endpoint();
         endpoint.check_open()?;
-        self.check(ops)
+        let calls = submission.calls;
+        self.check(calls)
             .map_err(|error| endpoint.health.named(error))?;
-        if ops.is_empty() {
-            return Ok(());
+        let queue = self.host.queue(submission.stream)?;
+        if submission.capture.is_some() && !calls.is_empty() {
+            // Before the first copy, and without the turn, so that nobody who looks at the stream waits
+            // for a peer.
+            endpoint.tickets().need();
+            endpoint.compare_captured(&Ticket::take(endpoint), calls)?;
         }
-        // SAFETY: By the caller.
-        unsafe { self.enqueue_valid(ops, stream) }
+        // Calls without elements meet too: a rank that has none where others have some must not be the
+        // only one to succeed.
+        let enqueue = || {
+            // SAFETY: By the caller ("The operands"); the calls were checked above.
+            unsafe { self.enqueue_calls(calls, queue) }
+        };
+        // SAFETY: By the caller ("The copies").
+        unsafe { submission.copy_around(&*self.device, enqueue) }
+    }
+
+    fn refused(&mut self, _calls: &[Collective<'_>], error: Error) -> Error {
+        error
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {

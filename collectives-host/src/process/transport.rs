@@ -323,6 +323,7 @@ impl Transport for ProcessTransport {
             paths: PathTable::default(),
             drains: true,
             compares_calls: true,
+            forces_kernels: false,
             world: 1..=usize::MAX,
         }
     }

@@ -8,7 +8,8 @@ use collectives_core::communicator::Communicator;
 use collectives_core::dtype::DType;
 use collectives_core::error::Result;
 use collectives_core::reduce::{ReduceOp, Scalar};
-use collectives_core::stream::Stream;
+use collectives_core::stream::{Stream, StreamRef};
+use collectives_core::submission::Submission;
 use collectives_host::communicator::HostCommunicator;
 use collectives_host::world::HostWorld;
 use float8::{F8E4M3, F8E5M2};
@@ -34,13 +35,28 @@ impl Rig {
 
     pub(crate) fn run(&mut self, calls: &[Collective<'_>]) -> Result<()> {
         // SAFETY: Tests keep operands alive until the stream has been synchronised.
-        unsafe { self.comm.enqueue(calls, &self.stream)? };
+        unsafe { enqueue(&mut self.comm, calls, &self.stream)? };
         self.comm.device().synchronize(&self.stream)
     }
 
     pub(crate) fn barrier(&mut self) {
         self.run(&[Collective::BARRIER]).unwrap();
     }
+}
+
+/// Checks calls and enqueues them as one group.
+///
+/// # Safety
+///
+/// As for [`Communicator::enqueue`], for the operands.
+pub(crate) unsafe fn enqueue(
+    comm: &mut dyn Communicator,
+    calls: &[Collective<'_>],
+    stream: &StreamRef,
+) -> Result<()> {
+    let submission = Submission::checked(comm, calls, stream)?;
+    // SAFETY: By the caller; the calls were checked.
+    unsafe { comm.enqueue(&submission) }
 }
 
 /// Runs a body on every rank and shuts down in the end.

@@ -10,7 +10,7 @@ use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
 use rstest::rstest;
 
-use crate::common::{Rig, call, on_every_rank, operand};
+use crate::common::{Rig, call, enqueue, on_every_rank, operand};
 
 const SUM: Op<'static> = Op::AllReduce(ReduceOp::Sum);
 
@@ -253,7 +253,7 @@ fn on_whether_they_capture(#[values(1, 2)] calls: usize, #[values(8, 1 << 15)] l
         let error = if rig.rank() == 1 {
             let capture = Capture::begin(&*device, &mut rig.stream).unwrap();
             // SAFETY: The operand outlives the graph.
-            let error = unsafe { rig.comm.enqueue(ops, capture.stream()) };
+            let error = unsafe { enqueue(&mut rig.comm, ops, capture.stream()) };
             assert_eq!(capture.end().unwrap().node_count(), 0, "nothing recorded");
             error.unwrap_err()
         } else {
@@ -287,7 +287,7 @@ fn on_what_they_capture() {
         let good = reduce(ReduceOp::Sum, DType::U8, &mut bytes, 64);
         let capture = Capture::begin(&*device, &mut rig.stream).unwrap();
         // SAFETY: The operands outlive the graph.
-        let error = unsafe { rig.comm.enqueue(&[odd], capture.stream()) };
+        let error = unsafe { enqueue(&mut rig.comm, &[odd], capture.stream()) };
         assert!(matches!(
             error.unwrap_err().kind(),
             ErrorKind::Mismatch {
@@ -297,7 +297,7 @@ fn on_what_they_capture() {
             }
         ));
         // SAFETY: As above.
-        unsafe { rig.comm.enqueue(&[good], capture.stream()) }.unwrap();
+        unsafe { enqueue(&mut rig.comm, &[good], capture.stream()) }.unwrap();
         let mut graph = capture.end().unwrap().instantiate().unwrap();
         graph.launch(&*device, &rig.stream).unwrap();
         device.synchronize(&rig.stream).unwrap();

@@ -16,7 +16,7 @@ use collectives_host::communicator::HostCommunicator;
 use collectives_host::world::HostWorld;
 use rstest::rstest;
 
-use crate::common::{Rig, call, on_every_rank, operand, within};
+use crate::common::{Rig, call, enqueue, on_every_rank, operand, within};
 
 const SHORT: Duration = Duration::from_millis(100);
 const SUM: Op<'static> = Op::AllReduce(ReduceOp::Sum);
@@ -243,11 +243,8 @@ fn other_communicators_go_on_after_a_failure() {
             child.abort_handle().abort("only the child");
         }
         // SAFETY: A barrier has no operands.
-        let error = unsafe {
-            child
-                .enqueue(&[Collective::BARRIER], &rig.stream)
-                .unwrap_err()
-        };
+        let error =
+            unsafe { enqueue(&mut *child, &[Collective::BARRIER], &rig.stream).unwrap_err() };
         assert!(error.poisons());
         assert_eq!(sum(rig, 5000).unwrap(), 2);
     });

@@ -1,6 +1,6 @@
 //! The operations that move elements without touching them.
 
-use crate::common::{Rig, call, noise, on_every_rank, operand};
+use crate::common::{Rig, call, enqueue, noise, on_every_rank, operand};
 use collectives_core::collective::{Collective, Counts, Op};
 use collectives_core::communicator::Communicator;
 use collectives_core::dtype::DType;
@@ -281,7 +281,7 @@ fn a_split_renumbers_by_key_and_works_beside_its_parent() {
             Counts::Even(1),
         );
         // SAFETY: The operand lives until the inline stream has run it.
-        unsafe { child.enqueue(&[sum], &rig.stream).unwrap() };
+        unsafe { enqueue(&mut *child, &[sum], &rig.stream).unwrap() };
         assert_eq!(value, [if me % 2 == 0 { 4 } else { 6 }]);
         let _ = child.shutdown().unwrap();
     });

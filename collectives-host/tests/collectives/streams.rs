@@ -13,7 +13,7 @@ use collectives_host::model::{DeviceModel, StreamMode};
 use collectives_host::world::HostWorld;
 use rstest::rstest;
 
-use crate::common::{Rig, call, on_every_rank, operand};
+use crate::common::{Rig, call, enqueue, on_every_rank, operand};
 
 const SUM: Op<'static> = Op::AllReduce(ReduceOp::Sum);
 
@@ -49,7 +49,7 @@ fn operations_run_in_the_order_they_were_enqueued(
                 &other
             };
             // SAFETY: The buffers live until both streams have been synchronised.
-            unsafe { rig.comm.enqueue(&[sum(buffer)], stream).unwrap() };
+            unsafe { enqueue(&mut rig.comm, &[sum(buffer)], stream).unwrap() };
         }
         rig.comm.device().synchronize(&rig.stream).unwrap();
         rig.comm.device().synchronize(&other).unwrap();
@@ -68,7 +68,7 @@ fn counts_vectors_outlive_the_call() {
             let counts = vec![1, 2, 3];
             let call = call(Op::AllGather, DType::U8, from, to, Counts::Uneven(&counts));
             // SAFETY: The operands live until the stream has been synchronised.
-            unsafe { rig.comm.enqueue(&[call], &rig.stream).unwrap() };
+            unsafe { enqueue(&mut rig.comm, &[call], &rig.stream).unwrap() };
         }
         rig.comm.device().synchronize(&rig.stream).unwrap();
         assert_eq!(recv, [0, 1, 1, 2, 2, 2]);
@@ -110,7 +110,7 @@ fn a_replay_uses_the_recorded_addresses_and_counts(
         let gather = call(Op::AllGather, DType::U8, from, to, Counts::Uneven(&counts));
         for calls in [&[sum(&mut bytes)][..], &[gather, Collective::BARRIER]] {
             // SAFETY: The operands outlive the graph.
-            unsafe { rig.comm.enqueue(calls, capture.stream()).unwrap() };
+            unsafe { enqueue(&mut rig.comm, calls, capture.stream()).unwrap() };
         }
         drop(counts);
         let graph = capture.end().unwrap();
@@ -156,7 +156,7 @@ fn a_graph_keeps_its_windows_and_the_communicator_until_it_is_gone() {
         // SAFETY: The graph keeps the window mapped.
         unsafe {
             let sum = call(SUM, DType::U8, side, side, Counts::Even(64));
-            rig.comm.enqueue(&[sum], capture.stream()).unwrap();
+            enqueue(&mut rig.comm, &[sum], capture.stream()).unwrap();
         }
         let graph = capture.end().unwrap();
         let mapped = rig.comm.info().mapped(1);

@@ -11,7 +11,7 @@ use collectives_host::model::{AddressOrder, Call, DeviceModel};
 use collectives_host::world::HostWorld;
 use rstest::rstest;
 
-use crate::common::{Rig, call, on_every_rank};
+use crate::common::{Rig, call, enqueue, on_every_rank};
 
 #[test]
 fn windows_are_found_by_address_and_counted() {
@@ -250,7 +250,7 @@ fn a_replay_on_a_window_that_was_retired_is_refused_and_its_bytes_are_gone() {
         );
         let capture = collectives_core::graph::Capture::begin(&*device, &mut rig.stream).unwrap();
         // SAFETY: The memory outlives every launch that is not refused.
-        unsafe { rig.comm.enqueue(&[sum], capture.stream()).unwrap() };
+        unsafe { enqueue(&mut rig.comm, &[sum], capture.stream()).unwrap() };
         let mut graph = capture.end().unwrap().instantiate().unwrap();
         graph.launch(&*device, &rig.stream).unwrap();
         rig.barrier();

@@ -8,7 +8,7 @@ use collectives_core::communicator::Communicator;
 use collectives_core::error::{ErrorKind, MissedWhen, Misuse};
 use collectives_core::graph::Capture;
 use collectives_core::reduce::ReduceOp;
-use collectives_core::scratch::{Request, ScratchAllocator, Site};
+use collectives_core::scratch::{Request, ScratchAllocator};
 use collectives_host::model::StreamMode::{self, Asynchronous, Inline};
 use rstest::rstest;
 
@@ -165,11 +165,7 @@ fn a_launch_between_a_lease_and_its_end_is_refused(
         let mut graph = capture.end()?.instantiate()?;
         drop(collectives);
 
-        let site = Site {
-            stream: &stream,
-            capture: None,
-        };
-        let lease = scratch.acquire(&mut comm, Request::new(100), site)?;
+        let lease = scratch.acquire(&mut comm, Request::new(100), &stream, None)?;
         let error = graph.launch(&*device, &stream).unwrap_err();
         assert_eq!(error.misuse(), Some(&Misuse::InUse));
         lease.complete()?;

@@ -14,7 +14,7 @@ use collectives_core::graph::Capture;
 use collectives_core::in_process::InProcess;
 use collectives_core::path::Staging;
 use collectives_core::reduce::ReduceOp;
-use collectives_core::scratch::{Request, ScratchAllocator, Site};
+use collectives_core::scratch::{Request, ScratchAllocator};
 use collectives_host::communicator::HostCommunicator;
 use collectives_host::device::HostDevice;
 use collectives_host::model::DeviceModel;
@@ -85,11 +85,7 @@ fn graph_lease_allocator_and_communicator_go_in_any_order(
             let mut graph = capture.end()?.instantiate()?;
             graph.launch(&*device, &stream)?;
             drop((on, tensor));
-            let site = Site {
-                stream: &stream,
-                capture: None,
-            };
-            let lease = scratch.acquire(&mut comm, Request::new(100), site)?;
+            let lease = scratch.acquire(&mut comm, Request::new(100), &stream, None)?;
             let mut things: [Option<Box<dyn Send>>; 4] = [
                 Some(Box::new(graph)),
                 Some(Box::new(lease)),
@@ -119,11 +115,7 @@ fn a_forgotten_lease_or_capture_leaks_and_breaks_nothing(
         let host = Arc::clone(comm.host_device());
         let mut stream = device.create_stream()?;
         let mut scratch = pool("exact")?;
-        let site = Site {
-            stream: &stream,
-            capture: None,
-        };
-        let first = scratch.acquire(&mut comm, Request::new(4096), site)?;
+        let first = scratch.acquire(&mut comm, Request::new(4096), &stream, None)?;
         let slot = first.slot();
         std::mem::forget(first);
         let mut on = Collectives::new(comm, scratch);

@@ -11,6 +11,7 @@ mod lifetime;
 mod operations;
 mod paths;
 mod pieces;
+mod refusals;
 mod requests;
 mod rooted;
 mod slices;

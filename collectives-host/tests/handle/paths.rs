@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use collectives_core::addr::Operand;
 use collectives_core::buffer::Buffer;
-use collectives_core::collective::Collective;
 use collectives_core::collectives::Collectives;
 use collectives_core::communicator::Communicator;
 use collectives_core::device::Device;
@@ -13,7 +12,7 @@ use collectives_core::layered::{Layer, Layered};
 use collectives_core::path::{Fallback, Kernel, Path, Reason, Staging};
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::ScratchAllocator;
-use collectives_core::stream::StreamRef;
+use collectives_core::submission::Submission;
 use collectives_core::tensor::Tensor;
 use collectives_host::model::StreamMode::{self, Asynchronous, Inline};
 use rstest::rstest;
@@ -28,11 +27,10 @@ impl Layer for Operands {
     fn before_enqueue(
         &mut self,
         _inner: &mut dyn Communicator,
-        ops: &[Collective<'_>],
-        _stream: &StreamRef,
+        submission: &Submission<'_>,
     ) -> Result<()> {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.extend(ops.iter().map(|op| (op.send, op.recv)));
+        seen.extend(submission.calls.iter().map(|op| (op.send, op.recv)));
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use collectives_alloc::bytes::ByteSize;
 use collectives_alloc::config::ScratchConfig;
 use collectives_core::buffer::Buffer;
-use collectives_core::collective::{Collective, Op};
+use collectives_core::collective::Op;
 use collectives_core::collectives::Collectives;
 use collectives_core::communicator::Communicator;
 use collectives_core::dtype::{DType, Element};
@@ -17,7 +17,8 @@ use collectives_core::path::{Averaging, OpReport, Path, Reason, Staging};
 use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::{Request, ScratchAllocator};
-use collectives_core::stream::{Stream, StreamRef};
+use collectives_core::stream::Stream;
+use collectives_core::submission::Submission;
 use collectives_host::model::StreamMode::{self, Asynchronous, Inline};
 use rstest::rstest;
 
@@ -300,10 +301,11 @@ fn ranks_with_other_pieces_are_told_so() {
     }
 }
 
-/// Refuses one operation on one rank.
+/// Refuses one operation on one rank, or what is copied out after it.
 #[derive(Debug)]
 struct Refuses {
     which: usize,
+    copy_out: bool,
     seen: usize,
 }
 
@@ -311,11 +313,11 @@ impl Layer for Refuses {
     fn before_enqueue(
         &mut self,
         inner: &mut dyn Communicator,
-        _ops: &[Collective<'_>],
-        _stream: &StreamRef,
+        submission: &Submission<'_>,
     ) -> Result<()> {
-        self.seen += 1;
-        if inner.info().rank == Rank(1) && self.seen == self.which {
+        let concerns = submission.calls.is_empty() == self.copy_out;
+        self.seen += usize::from(concerns);
+        if concerns && inner.info().rank == Rank(1) && self.seen == self.which {
             return Err(Misuse::Other("on purpose".to_owned()).into());
         }
         Ok(())
@@ -327,15 +329,23 @@ impl Layer for Refuses {
 }
 
 #[rstest]
-#[case::first(1)]
-#[case::second(2)]
-#[case::last(4)]
+#[case::first(1, false)]
+#[case::out_of_the_first(1, true)]
+#[case::second(2, false)]
+#[case::last(4, false)]
+#[case::out_of_the_third(3, true)]
 fn a_piece_that_fails_ends_the_communicator_unless_nothing_had_moved(
     #[case] which: usize,
+    #[case] copy_out: bool,
     #[values(Inline, Asynchronous)] mode: StreamMode,
 ) {
+    let moved = which > 1 || copy_out;
     let results = crate::world(mode, 3).run(|comm| {
-        let layer = Refuses { which, seen: 0 };
+        let layer = Refuses {
+            which,
+            copy_out,
+            seen: 0,
+        };
         let mut on = handle(Layered::new(layer, comm), Some(ALIGNMENT))?;
         let device = Arc::clone(on.device());
         let stream = device.create_stream()?;
@@ -349,13 +359,13 @@ fn a_piece_that_fails_ends_the_communicator_unless_nothing_had_moved(
                 Some(&Misuse::Other("on purpose".to_owned()))
             );
             assert_eq!(error.operation(), Some("all_reduce"));
-            assert_eq!(error.poisons(), which > 1, "{error}");
+            assert_eq!(error.poisons(), moved, "{error}");
             assert_eq!(on.stats().pieces, which as u64 - 1);
             assert!(!on.stats().slots[0].leased);
             // If nothing had moved it may be made again, and meets the others.
             result = on.all_reduce(&mut tensor, ReduceOp::Sum, &stream);
         }
-        if which == 1 {
+        if !moved {
             result?;
             assert_eq!(tensor.read(&stream)?, [3; 4 * ALIGNMENT]);
             drop((tensor, stream));

@@ -8,12 +8,10 @@ use collectives_core::agreement::Record;
 use collectives_core::collective::{Collective, OpKind};
 use collectives_core::communicator::{AbortHandle, Capabilities, CommInfo, Communicator, Deferred};
 use collectives_core::device::Device;
-use collectives_core::error::Result;
+use collectives_core::error::{Error, Result};
 use collectives_core::path::{PathRule, Sides};
-use collectives_core::scratch::Site;
-use collectives_core::stream::StreamRef;
+use collectives_core::submission::Submission;
 use collectives_core::symmetric::SymmetricMemory;
-use collectives_core::work::Work;
 
 /// A communicator whose table says that broadcasts and reductions to a root want both sides in windows.
 #[derive(Debug)]
@@ -57,14 +55,13 @@ impl<C: Communicator> Communicator for Rooted<C> {
         &self.capabilities
     }
 
-    unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
-        // SAFETY: By the caller.
-        unsafe { self.inner.enqueue(ops, stream) }
+    unsafe fn enqueue(&mut self, submission: &Submission<'_>) -> Result<()> {
+        // SAFETY: The caller's promise is passed on unchanged.
+        unsafe { self.inner.enqueue(submission) }
     }
 
-    unsafe fn enqueue_checked(&mut self, work: &Work<'_, '_>, site: Site<'_>) -> Result<()> {
-        // SAFETY: By the caller.
-        unsafe { self.inner.enqueue_checked(work, site) }
+    fn refused(&mut self, calls: &[Collective<'_>], error: Error) -> Error {
+        self.inner.refused(calls, error)
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {

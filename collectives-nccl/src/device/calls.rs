@@ -10,7 +10,7 @@ use collectives_core::graph::Graphs;
 use collectives_core::memory::Memory;
 use collectives_core::rank::{CaptureId, DeviceId, Rank};
 use collectives_core::stream::{Fence, Stream, StreamRef};
-use collectives_core::work::Copy;
+use collectives_core::submission::Copy;
 
 use super::event::{CudaFence, fence_of};
 use super::garbage::{Item, ready};

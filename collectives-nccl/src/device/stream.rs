@@ -7,7 +7,7 @@ use std::{ptr, slice};
 use collectives_core::error::{CaptureFault, Error, Misuse, Result};
 use collectives_core::rank::{CaptureId, DeviceId, StreamId};
 use collectives_core::stream::{StreamHandle, StreamRef};
-use collectives_core::work::Copy;
+use collectives_core::submission::Copy;
 
 use super::event::Event;
 use super::garbage::{Item, ready};

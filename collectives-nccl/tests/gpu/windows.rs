@@ -10,7 +10,7 @@ use collectives_core::error::{ErrorKind, Misuse, Result};
 use collectives_core::layered::symmetric_of;
 use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
-use collectives_core::stream::StreamRef;
+use collectives_core::submission::Submission;
 
 use crate::rank::Ctx;
 use crate::values::same;
@@ -100,8 +100,10 @@ pub(crate) fn extended(ctx: &mut Ctx) -> Outcome {
         recv: operand(0),
         counts: Counts::Even(512),
     };
-    // SAFETY: The operands lie in a window at equal offsets on all ranks.
-    unsafe { comm.enqueue(&[call], &ctx.stream) }.said("enqueue")?;
+    let calls = [call];
+    let submission = Submission::checked(&mut comm, &calls, &ctx.stream).said("check")?;
+    // SAFETY: The call was checked, and its operands lie in a window at equal offsets on all ranks.
+    unsafe { comm.enqueue(&submission) }.said("enqueue")?;
     let sum = f32::from(u8::try_from(ctx.ranks).unwrap_or(0)).to_le_bytes();
     let found = contents(ctx, Operand::new(last.addr, 4))?;
     same("the sum through the newest window", &found, &sum)?;
@@ -180,9 +182,11 @@ pub(crate) fn mismatch(ctx: &mut Ctx) -> Outcome {
         recv: operand,
         counts: Counts::Even(1024),
     };
-    let stream: &StreamRef = &ctx.stream;
-    // SAFETY: The operands are valid; that they differ between ranks is what must be caught.
-    let error = unsafe { comm.enqueue(&[call], stream) }.err();
+    let calls = [call];
+    let submission = Submission::checked(&mut comm, &calls, &ctx.stream).said("check")?;
+    // SAFETY: The call was checked, and its operands are valid; that they differ between ranks is what must
+    // be caught.
+    let error = unsafe { comm.enqueue(&submission) }.err();
     let found = error.as_ref().map(|error| error.kind().clone());
     ensure(matches!(found, Some(ErrorKind::Mismatch { .. })), || {
         format!("{found:?}")

@@ -1,32 +1,18 @@
 //! The stand-in from the side of a test: finding it, and asking what was called.
 
 use std::collections::BTreeMap;
-use std::env;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
-use std::{fs, io};
+use std::{env, io};
 
 use libloading::os::unix::Library;
 
+use crate::folder::Folder;
+
 /// Tells a process that its libraries are the stand-in's.
 const READY: &str = "COLLECTIVES_STAND_IN";
-
-/// A folder in which the stand-in is the driver and the library.
-fn prepare() -> io::Result<PathBuf> {
-    let executable = env::current_exe()?;
-    let beside = executable.parent().unwrap_or(Path::new("."));
-    let built = beside.join("libnccl_stand_in.so");
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}", std::process::id()));
-    fs::create_dir_all(&folder)?;
-    for name in ["libcuda.so.1", "libnccl.so.2"] {
-        symlink(fs::canonicalize(&built)?, folder.join(name))?;
-    }
-    Ok(folder)
-}
 
 /// Runs this program again where the stand-in is found, which the loader only learns when a process
 /// begins; `None` where that is so already.
@@ -35,17 +21,11 @@ pub(crate) fn run_again() -> Option<c_int> {
         return None;
     }
     let run = || -> io::Result<c_int> {
-        let folder = prepare()?;
-        let ran = Command::new(env::current_exe()?)
-            .args(env::args_os().skip(1))
-            .env(READY, "1")
-            .env("LD_LIBRARY_PATH", &folder)
-            .env_remove("COLLECTIVES_NCCL_LIB")
-            .env("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-            .env("NCCL_NVLS_ENABLE", "0")
-            .status();
-        fs::remove_dir_all(&folder)?;
-        Ok(ran?.code().unwrap_or(1))
+        let folder = Folder::prepare()?;
+        let mut again = Command::new(env::current_exe()?);
+        again.args(env::args_os().skip(1)).env(READY, "1");
+        let ran = folder.serve(&mut again).status()?;
+        Ok(ran.code().unwrap_or(1))
     };
     Some(run().unwrap_or_else(|error| {
         eprintln!("the stand-in cannot be used: {error}");

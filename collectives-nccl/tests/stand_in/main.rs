@@ -12,6 +12,8 @@ mod control;
 #[cfg(target_os = "linux")]
 mod faults;
 #[cfg(target_os = "linux")]
+mod folder;
+#[cfg(target_os = "linux")]
 mod life;
 
 #[cfg(target_os = "linux")]

@@ -14,6 +14,9 @@
 #[expect(dead_code, reason = "shared with the other tests over the stand-in")]
 mod control;
 #[cfg(target_os = "linux")]
+#[path = "../stand_in/folder.rs"]
+mod folder;
+#[cfg(target_os = "linux")]
 mod harness;
 
 #[cfg(target_os = "linux")]

@@ -4,19 +4,18 @@ use std::time::Duration;
 
 use collectives_core::addr::WindowId;
 use collectives_core::agreement::Record;
-use collectives_core::collective::Collective;
 use collectives_core::communicator::Communicator;
 use collectives_core::error::{Error, ErrorKind, Result};
 use collectives_core::layered::{Layer, symmetric_of};
 use collectives_core::memory::Memory;
 use collectives_core::rank::DeviceId;
-use collectives_core::stream::StreamRef;
+use collectives_core::submission::Submission;
 
 /// Where to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Point {
-    /// Before operations are enqueued.
+    /// Before operations are enqueued, with or without copies.
     Enqueue,
     /// Before a record is exchanged.
     Agree,
@@ -96,10 +95,12 @@ impl Layer for FailAt {
     fn before_enqueue(
         &mut self,
         inner: &mut dyn Communicator,
-        _ops: &[Collective<'_>],
-        _stream: &StreamRef,
+        submission: &Submission<'_>,
     ) -> Result<()> {
-        self.meet(Point::Enqueue, inner, 0)
+        match submission.calls {
+            [] => Ok(()),
+            _ => self.meet(Point::Enqueue, inner, 0),
+        }
     }
 
     fn agree(

@@ -4,11 +4,10 @@ use std::thread;
 use std::time::Duration;
 
 use collectives_core::agreement::Record;
-use collectives_core::collective::Collective;
 use collectives_core::communicator::Communicator;
 use collectives_core::error::Result;
 use collectives_core::layered::Layer;
-use collectives_core::stream::StreamRef;
+use collectives_core::submission::Submission;
 
 use crate::values::Dice;
 
@@ -41,8 +40,7 @@ impl Layer for Skewed {
     fn before_enqueue(
         &mut self,
         _inner: &mut dyn Communicator,
-        _ops: &[Collective<'_>],
-        _stream: &StreamRef,
+        _submission: &Submission<'_>,
     ) -> Result<()> {
         self.sleep();
         Ok(())

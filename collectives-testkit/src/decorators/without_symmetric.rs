@@ -1,5 +1,4 @@
 //! Hides symmetric memory, as a platform without it would.
-#![deny(clippy::missing_trait_methods)]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,11 +8,9 @@ use collectives_core::agreement::Record;
 use collectives_core::collective::Collective;
 use collectives_core::communicator::{AbortHandle, Capabilities, CommInfo, Communicator, Deferred};
 use collectives_core::device::Device;
-use collectives_core::error::{Result, Unsupported};
-use collectives_core::scratch::Site;
-use collectives_core::stream::StreamRef;
+use collectives_core::error::{Error, Result, Unsupported};
+use collectives_core::submission::Submission;
 use collectives_core::symmetric::SymmetricMemory;
-use collectives_core::work::Work;
 
 /// A communicator that has no symmetric memory, whatever the one inside has.
 #[derive(Debug)]
@@ -48,14 +45,13 @@ impl<C: Communicator> Communicator for WithoutSymmetric<C> {
         &self.capabilities
     }
 
-    unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
-        // SAFETY: By the caller.
-        unsafe { self.inner.enqueue(ops, stream) }
+    unsafe fn enqueue(&mut self, submission: &Submission<'_>) -> Result<()> {
+        // SAFETY: The caller's promise is passed on unchanged.
+        unsafe { self.inner.enqueue(submission) }
     }
 
-    unsafe fn enqueue_checked(&mut self, work: &Work<'_, '_>, site: Site<'_>) -> Result<()> {
-        // SAFETY: By the caller.
-        unsafe { self.inner.enqueue_checked(work, site) }
+    fn refused(&mut self, calls: &[Collective<'_>], error: Error) -> Error {
+        self.inner.refused(calls, error)
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
@@ -74,10 +70,6 @@ impl<C: Communicator> Communicator for WithoutSymmetric<C> {
         let child = self.inner.split(color, key)?;
         Ok(child
             .map(|child| -> Box<dyn Communicator> { Box::new(WithoutSymmetric::around(child)) }))
-    }
-
-    fn insist(&mut self, on: bool) -> bool {
-        self.inner.insist(on)
     }
 
     fn abort_handle(&self) -> AbortHandle {

@@ -1,5 +1,4 @@
 //! A communicator on another view of its device, with the planted bug of its layer.
-#![deny(clippy::missing_trait_methods)]
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -10,14 +9,12 @@ use collectives_core::agreement::Record;
 use collectives_core::collective::Collective;
 use collectives_core::communicator::{AbortHandle, Capabilities, CommInfo, Communicator, Deferred};
 use collectives_core::device::Device;
-use collectives_core::error::Result;
+use collectives_core::error::{Error, Result};
 use collectives_core::layered::symmetric_of;
 use collectives_core::memory::Memory;
 use collectives_core::rank::Rank;
-use collectives_core::scratch::Site;
-use collectives_core::stream::StreamRef;
+use collectives_core::submission::Submission;
 use collectives_core::symmetric::SymmetricMemory;
-use collectives_core::work::Work;
 
 use crate::planted::communicator::Bugged;
 
@@ -26,6 +23,8 @@ use crate::planted::communicator::Bugged;
 pub(crate) struct OnDevice {
     pub(crate) inner: ManuallyDrop<Box<dyn Communicator>>,
     pub(crate) device: Arc<dyn Device>,
+    /// That device without planted bugs.
+    pub(crate) seen: Arc<dyn Device>,
     pub(crate) bugged: Bugged,
 }
 
@@ -51,21 +50,46 @@ impl Communicator for OnDevice {
         self.inner.capabilities()
     }
 
-    unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
-        let changed = self
+    /// A planted bug may change calls and copies, and its device says anything of a stream.
+    unsafe fn enqueue(&mut self, submission: &Submission<'_>) -> Result<()> {
+        let stream = submission.stream;
+        let capture = self.inner.device().capture_state(stream)?;
+        let folded = self
             .bugged
-            .enqueue(&mut **self.inner, &*self.device, ops, stream)?;
-        let ops = changed.as_deref().unwrap_or(ops);
-        // SAFETY: By the caller; a planted bug names no bytes that were not named before.
-        let outcome = unsafe { self.inner.enqueue(ops, stream) };
+            .folds(&mut **self.inner, &*self.seen, submission)?;
+        let left = Submission::on(stream, capture);
+        let submission = match folded {
+            true => &Submission {
+                copies_out: submission.copies_out,
+                ..left
+            },
+            false => submission,
+        };
+        let copies_in = self
+            .bugged
+            .copies(&*self.seen, submission.copies_in, stream)?;
+        let changed =
+            self.bugged
+                .enqueue(&mut **self.inner, capture.is_some(), submission.calls)?;
+        let copies_out = self
+            .bugged
+            .copies(&*self.seen, submission.copies_out, stream)?;
+        let submission = Submission {
+            copies_in: &copies_in,
+            calls: changed.as_deref().unwrap_or(submission.calls),
+            copies_out: &copies_out,
+            capture,
+            ..*submission
+        };
+        // SAFETY: By the caller; a planted bug names no bytes that were not named before, and the device
+        // inside was asked about the capture.
+        let outcome = unsafe { self.inner.enqueue(&submission) };
         self.bugged
-            .enqueued(&**self.inner, &*self.device, ops, stream, outcome)
+            .enqueued(&**self.inner, &*self.seen, &submission, outcome)
     }
 
-    /// A planted bug may change operations, and its device may copy wrongly and say anything of a stream.
-    unsafe fn enqueue_checked(&mut self, work: &Work<'_, '_>, site: Site<'_>) -> Result<()> {
-        // SAFETY: By the caller.
-        unsafe { work.enqueue_each(self, site.stream) }
+    fn refused(&mut self, calls: &[Collective<'_>], error: Error) -> Error {
+        self.inner.refused(calls, error)
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
@@ -90,13 +114,10 @@ impl Communicator for OnDevice {
             Box::new(Self {
                 inner: ManuallyDrop::new(inner),
                 device: Arc::clone(&self.device),
+                seen: Arc::clone(&self.seen),
                 bugged: self.bugged.for_child(),
             })
         }))
-    }
-
-    fn insist(&mut self, on: bool) -> bool {
-        self.inner.insist(on)
     }
 
     fn abort_handle(&self) -> AbortHandle {

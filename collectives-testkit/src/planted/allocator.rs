@@ -9,11 +9,12 @@ use collectives_core::agreement::Record;
 use collectives_core::communicator::{Communicator, Deferred};
 use collectives_core::error::{Error, ErrorKind, Misuse, Refusal, Result};
 use collectives_core::path::Reason;
+use collectives_core::rank::CaptureId;
 use collectives_core::scratch::{
-    Lease, LeaseHold, Plan, Request, ScratchAllocator, Site, SlotId, Splitting, Trimmed,
+    Lease, LeaseHold, Plan, Request, ScratchAllocator, SlotId, Splitting, Trimmed,
 };
 use collectives_core::stats::Stats;
-use collectives_core::stream::Fence;
+use collectives_core::stream::{Fence, StreamRef};
 
 use crate::planted::Planted;
 use crate::planted::rough::Rough;
@@ -94,7 +95,7 @@ impl BuggedAllocator {
         &mut self,
         comm: &mut dyn Communicator,
         lease: Lease,
-        site: Site<'_>,
+        stream: &StreamRef,
     ) -> Result<Lease> {
         self.lent = Some(lease.slot());
         match self.bug {
@@ -122,7 +123,7 @@ impl BuggedAllocator {
                     Some(fence) => fence,
                     None => device.create_fence()?,
                 };
-                device.record(&fence, site.stream)?;
+                device.record(&fence, stream)?;
                 self.fence = Some(fence);
             }
             _ => {}
@@ -141,14 +142,15 @@ impl ScratchAllocator for BuggedAllocator {
         &mut self,
         comm: &mut dyn Communicator,
         mut request: Request,
-        mut site: Site<'_>,
+        stream: &StreamRef,
+        mut capture: Option<CaptureId>,
     ) -> Result<Lease> {
         match self.bug {
             Planted::ZeroBytesServed => request.bytes = request.bytes.max(1),
             Planted::PartSizedRequests => {
                 request.bytes = request.bytes.saturating_sub(self.rank).max(1);
             }
-            Planted::GrowsInCapture => site.capture = None,
+            Planted::GrowsInCapture => capture = None,
             Planted::FailureSticks => {
                 if let Some(kind) = &self.failed {
                     return Err(Error::new(kind.clone()));
@@ -156,8 +158,8 @@ impl ScratchAllocator for BuggedAllocator {
             }
             _ => {}
         }
-        match self.inner.acquire(comm, request, site) {
-            Ok(lease) => self.served(comm, lease, site),
+        match self.inner.acquire(comm, request, stream, capture) {
+            Ok(lease) => self.served(comm, lease, stream),
             Err(error) => {
                 if matches!(error.kind(), ErrorKind::OutOfMemory { .. }) {
                     self.failed = Some(error.kind().clone());

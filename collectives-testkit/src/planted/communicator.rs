@@ -15,24 +15,29 @@ use collectives_core::memory::Memory;
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::SCRATCH_ALIGNMENT;
 use collectives_core::stream::StreamRef;
+use collectives_core::submission::{Copy, Submission};
 
+use crate::interpose::Interpose as _;
 use crate::planted::Planted;
-use crate::planted::device::{last_copy, next_generation, next_operation};
+use crate::planted::device::{BuggedDevice, last_copy, next_generation, next_operation};
 use crate::planted::fold::{saturate, sum_in_order};
 
 /// What a planted bug does around the calls of one communicator.
 #[derive(Debug)]
 pub(crate) struct Bugged {
     bug: Option<Planted>,
+    /// What the bug does to copies.
+    device: Option<Arc<BuggedDevice>>,
     last: Option<Memory>,
     registered: u64,
     left_out: bool,
 }
 
 impl Bugged {
-    pub(crate) fn new(bug: Option<Planted>) -> Self {
+    pub(crate) fn new(bug: Option<Planted>, device: Option<Arc<BuggedDevice>>) -> Self {
         Self {
             bug,
+            device,
             last: None,
             registered: 0,
             left_out: false,
@@ -40,20 +45,55 @@ impl Bugged {
     }
 
     pub(crate) fn for_child(&self) -> Self {
-        Self::new(self.bug)
+        Self::new(self.bug, self.device.clone())
     }
 
     fn is(&self, bug: Planted) -> bool {
         self.bug == Some(bug)
     }
 
+    /// The copies to make instead, as the bug's device would make them.
+    pub(crate) fn copies(
+        &self,
+        seen: &dyn Device,
+        copies: &[Copy],
+        stream: &StreamRef,
+    ) -> Result<Vec<Copy>> {
+        let made = |copy: &Copy| {
+            let Copy { dst, src, bytes } = *copy;
+            let bytes = match &self.device {
+                Some(device) => device.copying(seen, dst, src, bytes, stream)?,
+                None => bytes,
+            };
+            Ok(Copy { dst, src, bytes })
+        };
+        copies.iter().map(made).collect()
+    }
+
+    /// Whether the bug made the copies in and the calls itself, folding in another order of ranks.
+    pub(crate) fn folds(
+        &self,
+        inner: &mut dyn Communicator,
+        seen: &dyn Device,
+        submission: &Submission<'_>,
+    ) -> Result<bool> {
+        let (first, ranks) = (inner.info().rank.index(), inner.info().world_size);
+        let order: Vec<_> = match self.bug {
+            Some(Planted::FoldsBackwards) => (0..ranks).rev().collect(),
+            Some(Planted::FoldsFromItself) => {
+                (0..ranks).map(|rank| (first + rank) % ranks).collect()
+            }
+            _ => return Ok(false),
+        };
+        sum_in_order(inner, seen, submission, &order)
+    }
+
     /// The operations to enqueue instead, if others.
     pub(crate) fn enqueue<'a>(
         &mut self,
         inner: &mut dyn Communicator,
-        device: &dyn Device,
+        captures: bool,
         ops: &[Collective<'a>],
-        stream: &StreamRef,
     ) -> Result<Option<Vec<Collective<'a>>>> {
         let change: fn(&dyn Communicator, &mut Collective<'a>) = match self.bug {
             Some(Planted::LastElementLost) => |_, op| lose_last(op),
@@ -129,17 +169,8 @@ impl Bugged {
             Some(Planted::BarriersLeftOut) => {
                 return Ok(is_barrier(ops).then(Vec::new));
             }
-            Some(bug @ (Planted::FoldsFromItself | Planted::FoldsBackwards)) => {
-                let (first, ranks) = (inner.info().rank.index(), inner.info().world_size);
-                let order: Vec<_> = match bug {
-                    Planted::FoldsBackwards => (0..ranks).rev().collect(),
-                    _ => (0..ranks).map(|rank| (first + rank) % ranks).collect(),
-                };
-                let done = sum_in_order(inner, device, ops, stream, &order)?;
-                return Ok(done.then(Vec::new));
-            }
             Some(Planted::AgreesInCapture) => {
-                if device.capture_state(stream)?.is_some() {
+                if captures {
                     inner.agree(&Record::new(), Duration::from_secs(2))?;
                 }
                 return Ok(None);
@@ -156,23 +187,23 @@ impl Bugged {
     pub(crate) fn enqueued(
         &self,
         inner: &dyn Communicator,
-        device: &dyn Device,
-        ops: &[Collective<'_>],
-        stream: &StreamRef,
+        seen: &dyn Device,
+        submission: &Submission<'_>,
         outcome: Result<()>,
     ) -> Result<()> {
         if self.is(Planted::InputClobbered)
-            && let Some(op) = ops.first()
+            && let Some(op) = submission.calls.first()
             && op.send.bytes > 0
             && !op.send.overlaps(op.recv)
-            && device.capture_state(stream)?.is_none()
+            && submission.capture.is_none()
         {
             // SAFETY: The operand is valid until the work on the stream has finished, and that is
             // what this waits for. The planted bug is that it is an input.
-            unsafe { device.write(op.send.addr, &[0xa5], stream) }?;
+            unsafe { seen.write(op.send.addr, &[0xa5], submission.stream) }?;
         }
         if self.is(Planted::EightBitsSaturate) {
-            ops.iter().try_for_each(|op| saturate(device, op, stream))?;
+            let mut calls = submission.calls.iter();
+            calls.try_for_each(|op| saturate(seen, op, submission.stream))?;
         }
         match outcome {
             Err(error)

@@ -8,6 +8,7 @@ use collectives_core::dtype::DType;
 use collectives_core::error::Result;
 use collectives_core::reduce::ReduceOp;
 use collectives_core::stream::StreamRef;
+use collectives_core::submission::Submission;
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
@@ -18,15 +19,15 @@ fn is_sum(op: &Collective<'_>) -> bool {
     op.op == Op::AllReduce(ReduceOp::Sum) && op.dtype.is_float() && !op.is_empty()
 }
 
-/// Gathers the inputs of an eager sum and folds them in this order; whether it did.
+/// Makes the copies in, gathers the inputs of an eager sum and folds them in this order; whether it did.
 pub(super) fn sum_in_order(
     inner: &mut dyn Communicator,
     device: &dyn Device,
-    ops: &[Collective<'_>],
-    stream: &StreamRef,
+    submission: &Submission<'_>,
     order: &[usize],
 ) -> Result<bool> {
-    let [op] = ops else {
+    let stream = submission.stream;
+    let [op] = submission.calls else {
         return Ok(false);
     };
     if !is_sum(op) || device.capture_state(stream)?.is_some() {
@@ -43,8 +44,14 @@ pub(super) fn sum_in_order(
         recv: Operand::new(all.addr(), bytes * ranks),
         ..*op
     };
-    // SAFETY: The input is the caller's, and `all` is as long as the inputs of all ranks.
-    unsafe { inner.enqueue(&[gather], stream) }?;
+    // SAFETY: The copies and the input are the caller's, and `all` is as long as the inputs of all ranks.
+    unsafe {
+        inner.enqueue(&Submission {
+            calls: &[gather],
+            copies_out: &[],
+            ..*submission
+        })
+    }?;
     let mut inputs = vec![0; bytes * ranks];
     // SAFETY: It reads all of `all`, of which nobody else knows.
     unsafe { device.read(&mut inputs, all.addr(), stream) }?;

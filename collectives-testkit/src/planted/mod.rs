@@ -130,6 +130,8 @@ planted! {
     BarriersLeftOut,
     /// Communicator: the check mode compares nothing.
     CheckModeOff,
+    /// Communicator: the check mode does not hear of calls that are refused.
+    RefusalsUntold,
 
     /// Device: a captured graph does not own what it uses.
     RetainForgotten,

@@ -14,8 +14,9 @@ use collectives_core::error::{Error, ErrorKind, MissedWhen, Misuse, Result};
 use collectives_core::layered::symmetric_of;
 use collectives_core::memory::Memory;
 use collectives_core::path::Reason;
+use collectives_core::rank::CaptureId;
 use collectives_core::scratch::{
-    Lease, LeaseHold, Plan, Request, ScratchAllocator, Site, SlotId, Trimmed,
+    Lease, LeaseHold, Plan, Request, ScratchAllocator, SlotId, Trimmed,
 };
 use collectives_core::stats::{SlotStats, Stats};
 use collectives_core::stream::{Fence, StreamRef};
@@ -126,7 +127,7 @@ impl Rough {
         comm: &dyn Communicator,
         index: usize,
         bytes: usize,
-        site: Site<'_>,
+        (stream, capture): (&StreamRef, Option<CaptureId>),
     ) -> Result<Lease> {
         let claims = !self.is(Planted::ReplaceWithoutClaims);
         let shift = match self.flaw {
@@ -135,16 +136,16 @@ impl Rough {
         };
         let slot = &mut self.slots[index];
         let device = Arc::clone(comm.device());
-        if site.capture.is_some() && claims {
-            device.retain(site.stream, slot.memory.clone())?;
+        if capture.is_some() && claims {
+            device.retain(stream, slot.memory.clone())?;
         }
-        device.wait(&slot.fence, site.stream)?;
+        device.wait(&slot.fence, stream)?;
         slot.busy.store(true, Ordering::Release);
         slot.uses += 1;
         let hold = Hold {
             busy: Arc::clone(&slot.busy),
             fence: slot.fence.clone(),
-            stream: site.stream.clone(),
+            stream: stream.clone(),
             device,
         };
         let start = WindowSlice {
@@ -157,7 +158,7 @@ impl Rough {
         } else {
             part(&slot.memory, shift)
         };
-        Lease::new(&memory, bytes, start, slot.id, Arc::new(hold))
+        Lease::new(memory, bytes, start, slot.id, Arc::new(hold))
     }
 }
 
@@ -190,7 +191,8 @@ impl ScratchAllocator for Rough {
         &mut self,
         comm: &mut dyn Communicator,
         request: Request,
-        site: Site<'_>,
+        stream: &StreamRef,
+        capture: Option<CaptureId>,
     ) -> Result<Lease> {
         if request.bytes == 0 {
             return Err(Misuse::ZeroBytes.into());
@@ -204,7 +206,7 @@ impl ScratchAllocator for Rough {
             };
         let index = match self.fit(room) {
             Some(index) => index,
-            None if site.capture.is_some() => {
+            None if capture.is_some() => {
                 return Err(Error::new(ErrorKind::NeedsReserve {
                     bytes: request.bytes,
                     domain: "shared".to_owned(),
@@ -216,7 +218,7 @@ impl ScratchAllocator for Rough {
         if self.is(Planted::SlotsMove) && self.slots[index].uses % 8 == 7 {
             self.move_slot(comm, index)?;
         }
-        self.lend(comm, index, request.bytes, site)
+        self.lend(comm, index, request.bytes, (stream, capture))
     }
 
     fn fallback_reason(&self, _error: &Error) -> Option<Reason> {

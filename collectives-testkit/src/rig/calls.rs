@@ -12,7 +12,7 @@ use collectives_core::communicator::Communicator;
 use collectives_core::error::Result;
 use collectives_core::memory::Memory;
 use collectives_core::path::Staging;
-use collectives_core::scratch::{Lease, Request, ScratchAllocator, Site};
+use collectives_core::scratch::{Lease, Request, ScratchAllocator};
 
 use super::{Handle, Rig};
 use crate::case::Outcome;
@@ -133,11 +133,7 @@ impl Rig<'_> {
         scratch: &mut dyn ScratchAllocator,
         bytes: usize,
     ) -> Result<Lease> {
-        let site = Site {
-            stream: &self.stream,
-            capture: None,
-        };
-        scratch.acquire(comm, Request::new(bytes), site)
+        scratch.acquire(comm, Request::new(bytes), &self.stream, None)
     }
 
     /// Writes the first bytes of memory that only this rank uses.

@@ -46,6 +46,9 @@ pub struct Rig<'w> {
     pub(crate) progress: Arc<Progress>,
     pub(crate) witness: Arc<Witness>,
     pub(crate) device: Arc<dyn Device>,
+    /// That device without planted bugs.
+    seen: Arc<dyn Device>,
+    bugged: Option<Arc<BuggedDevice>>,
     pub(crate) stream: Stream,
     pub(crate) bug: Option<Planted>,
     pub(crate) quarantine: Option<Arc<Quarantine>>,
@@ -75,9 +78,10 @@ impl<'w> Rig<'w> {
         let inner = Arc::clone(joined.comm.device());
         let seen: Arc<dyn Device> =
             Arc::new(Interposed::new(inner, Arc::new(Arc::clone(&witness))));
-        let device: Arc<dyn Device> = match bug {
-            Some(bug) => Arc::new(Interposed::new(seen, Arc::new(BuggedDevice::new(bug)))),
-            None => seen,
+        let bugged = bug.map(|bug| Arc::new(BuggedDevice::new(bug)));
+        let device: Arc<dyn Device> = match &bugged {
+            Some(bugged) => Arc::new(Interposed::new(Arc::clone(&seen), Arc::clone(bugged))),
+            None => Arc::clone(&seen),
         };
         let stream = device.create_stream()?;
         Ok(Self {
@@ -89,6 +93,8 @@ impl<'w> Rig<'w> {
             progress: Arc::clone(progress),
             witness,
             device,
+            seen,
+            bugged,
             stream,
             bug,
             quarantine: bug.map(|_| Arc::default()),
@@ -202,7 +208,8 @@ impl<'w> Rig<'w> {
         Box::new(OnDevice {
             inner: ManuallyDrop::new(Box::new(Layered::new(layer, comm))),
             device: Arc::clone(&self.device),
-            bugged: Bugged::new(self.bug),
+            seen: Arc::clone(&self.seen),
+            bugged: Bugged::new(self.bug, self.bugged.clone()),
         })
     }
 }

@@ -8,7 +8,7 @@ use collectives_core::error::{ErrorKind, Misuse, Refusal};
 use collectives_core::layered::symmetric_of;
 use collectives_core::memory::Memory;
 use collectives_core::reduce::ReduceOp;
-use collectives_core::scratch::{Request, ScratchAllocator, Site, SlotId};
+use collectives_core::scratch::{Request, ScratchAllocator, SlotId};
 
 use crate::capability::Capability::{Aliasing, CountsMemory, Graphs, Symmetric};
 use crate::case::{Case, Failure, Outcome, refused};
@@ -202,12 +202,13 @@ fn excluded(rig: &mut Rig<'_>) -> Outcome {
     let mut pool = rig.pool_of(&arena(1.0), rig.options())?;
     rig.lease(&mut *comm, &mut *pool, granule)?.complete()?;
     let (graph, ()) = rig.capture(|capture| {
-        let site = Site {
-            stream: capture.stream(),
-            capture: Some(capture.id()),
-        };
-        pool.acquire(&mut *comm, Request::new(granule), site)?
-            .complete()
+        pool.acquire(
+            &mut *comm,
+            Request::new(granule),
+            capture.stream(),
+            Some(capture.id()),
+        )?
+        .complete()
     })?;
     let mut executable = graph.instantiate()?;
     drop(graph);

@@ -8,7 +8,7 @@ use collectives_core::communicator::Communicator;
 use collectives_core::error::ErrorKind;
 use collectives_core::layered::Layered;
 use collectives_core::reduce::ReduceOp;
-use collectives_core::scratch::{Request, Site};
+use collectives_core::scratch::Request;
 use collectives_core::stream::Stream;
 
 use crate::capability::Capability::{Graphs, Symmetric};
@@ -304,11 +304,7 @@ fn lease_stream(rig: &mut Rig<'_>) -> Outcome {
     let mut scratch = rig.pool("geometric", options)?;
     let other = rig.device().create_stream()?;
     rig.lease(&mut *comm, &mut *scratch, 100)?.complete()?;
-    let site = Site {
-        stream: &other,
-        capture: None,
-    };
-    let strayed = scratch.acquire(&mut *comm, Request::new(100), site);
+    let strayed = scratch.acquire(&mut *comm, Request::new(100), &other, None);
     let error = crate::case::refused("a use on a second stream", strayed)?;
     ensure!(
         matches!(error.kind(), ErrorKind::Misuse(_)),
@@ -321,11 +317,7 @@ fn lease_stream(rig: &mut Rig<'_>) -> Outcome {
     let mut scratch = rig.pool("geometric", rig.options())?;
     let waits = rig.witness().calls("wait");
     rig.lease(&mut *comm, &mut *scratch, 100)?.complete()?;
-    let site = Site {
-        stream: &other,
-        capture: None,
-    };
-    let lease = scratch.acquire(&mut *comm, Request::new(100), site)?;
+    let lease = scratch.acquire(&mut *comm, Request::new(100), &other, None)?;
     lease.complete()?;
     ensure_eq!(rig.witness().calls("wait"), waits + 1, "waits so far");
     rig.close(comm, scratch)

@@ -17,11 +17,10 @@ use std::thread;
 use std::time::Duration;
 
 use collectives_core::bootstrap::Bootstrap;
-use collectives_core::collective::Collective;
 use collectives_core::communicator::Communicator;
 use collectives_core::error::Result;
 use collectives_core::layered::{Layer, Layered};
-use collectives_core::stream::StreamRef;
+use collectives_core::submission::Submission;
 use collectives_testkit::capability::{Capability, Support};
 use collectives_testkit::case::{Case, Failure};
 use collectives_testkit::harness::{Harness, Joined, Ranks, Setup};
@@ -74,8 +73,7 @@ impl Layer for Trouble {
     fn before_enqueue(
         &mut self,
         _inner: &mut dyn Communicator,
-        _ops: &[Collective<'_>],
-        _stream: &StreamRef,
+        _submission: &Submission<'_>,
     ) -> Result<()> {
         self.left -= 1;
         match self.bug {

@@ -19,7 +19,7 @@ use collectives_core::path::PathTable;
 use collectives_core::rank::{CommId, Rank};
 use collectives_core::reduce::ReduceOp;
 use collectives_core::split;
-use collectives_core::stream::StreamRef;
+use collectives_core::submission::Submission;
 use collectives_core::symmetric::SymmetricMemory;
 
 use crate::device::ToyDevice;
@@ -65,6 +65,7 @@ impl ToyCommunicator {
                 paths: PathTable::default(),
                 drains: true,
                 compares_calls: true,
+                forces_kernels: false,
                 world: 1..=usize::MAX,
             },
             device,
@@ -284,26 +285,33 @@ impl Communicator for ToyCommunicator {
         &self.capabilities
     }
 
-    unsafe fn enqueue(&mut self, ops: &[Collective<'_>], stream: &StreamRef) -> Result<()> {
+    unsafe fn enqueue(&mut self, submission: &Submission<'_>) -> Result<()> {
         self.check_open()?;
-        self.device.capture_state(stream)?;
         let me = self.info.rank;
-        for op in ops {
-            op.check(me, self.info.world_size)?;
-        }
-        let (messages, collectives): (Vec<&Collective<'_>>, Vec<_>) =
-            ops.iter().partition(|op| op.kind().is_point_to_point());
-        let own = messages.iter().filter(|op| op.root() == Some(me));
-        let sends = |op: &&&Collective<'_>| matches!(op.op, Op::Send { .. });
+        let (messages, collectives): (Vec<&Collective<'_>>, Vec<_>) = submission
+            .calls
+            .iter()
+            .partition(|call| call.kind().is_point_to_point());
+        let own = messages.iter().filter(|call| call.root() == Some(me));
+        let sends = |call: &&&Collective<'_>| matches!(call.op, Op::Send { .. });
         if own.clone().filter(sends).count() * 2 != own.count() {
             return Err(Misuse::SelfMessage { rank: me }.into());
         }
-        for call in collectives {
-            // SAFETY: By the caller.
-            unsafe { self.collective(call) }?;
-        }
-        // SAFETY: By the caller.
-        unsafe { self.messages(&messages) }
+        let device = Arc::clone(&self.device);
+        let run = || {
+            for call in collectives {
+                // SAFETY: By the caller ("The operands").
+                unsafe { self.collective(call) }?;
+            }
+            // SAFETY: As above.
+            unsafe { self.messages(&messages) }
+        };
+        // SAFETY: By the caller ("The copies").
+        unsafe { submission.copy_around(&*device, run) }
+    }
+
+    fn refused(&mut self, _calls: &[Collective<'_>], error: Error) -> Error {
+        error
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {

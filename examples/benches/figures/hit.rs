@@ -3,7 +3,7 @@
 use collectives_alloc::config::ScratchConfig;
 use collectives_core::communicator::Communicator;
 use collectives_core::error::Result;
-use collectives_core::scratch::{Request, ScratchAllocator, Site};
+use collectives_core::scratch::{Request, ScratchAllocator};
 use collectives_core::stream::Stream;
 
 const MIB: usize = 1 << 20;
@@ -52,13 +52,9 @@ impl Hits {
     #[inline]
     pub(crate) fn hit(&mut self) -> Result<()> {
         self.turn = (self.turn + 1) % ASKED.len();
-        let site = Site {
-            stream: &self.stream,
-            capture: None,
-        };
         let lease = self
             .scratch
-            .acquire(&mut *self.comm, ASKED[self.turn], site)?;
+            .acquire(&mut *self.comm, ASKED[self.turn], &self.stream, None)?;
         std::hint::black_box(&lease);
         self.scratch.release(lease)
     }

@@ -23,7 +23,7 @@ use crate::case::{Case, Shape};
 use crate::copy_limit::{per_operation, slowest_rank};
 use crate::gate::Gate;
 use crate::handle;
-use crate::operands::{Batch, Value, lengths};
+use crate::operands::{Batch, Value, enqueue, lengths};
 use crate::row::Variant;
 
 /// Nanoseconds of one operation in each variant that the operation has.
@@ -119,7 +119,7 @@ fn barriers(mut comm: HostCommunicator, case: &Case, shape: Shape, gate: &Gate) 
     let at_enqueue = runner.time(
         nothing,
         // SAFETY: A barrier has no operands.
-        |_| unsafe { comm.enqueue(&[Collective::BARRIER], &runner.stream) },
+        |_| unsafe { enqueue(&mut comm, &[Collective::BARRIER], &runner.stream) },
         fine,
     )?;
     let mut handle = Collectives::without_scratch(&mut comm);
@@ -144,7 +144,7 @@ fn rank_main<T: Value>(
     let calls = ordinary.calls();
     let enqueued = runner.time_on::<T, _>(&ordinary, |operation| {
         // SAFETY: The operands lie in buffers that live on, which only this batch uses.
-        unsafe { comm.enqueue(&calls[operation..=operation], &runner.stream) }
+        unsafe { enqueue(&mut comm, &calls[operation..=operation], &runner.stream) }
     })?;
     times.push((Variant::Enqueue, enqueued));
 

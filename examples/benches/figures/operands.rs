@@ -2,10 +2,13 @@
 
 use collectives_core::buffer::Buffer;
 use collectives_core::collective::{Collective, Counts, Op, OpKind};
+use collectives_core::communicator::Communicator;
 use collectives_core::dtype::Element;
 use collectives_core::error::{Misuse, Result};
 use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
+use collectives_core::stream::StreamRef;
+use collectives_core::submission::Submission;
 use collectives_core::tensor::{RawTensor, Tensor};
 use half::bf16;
 
@@ -27,6 +30,21 @@ impl Value for bf16 {
     fn of(value: u8) -> Self {
         Self::from(value)
     }
+}
+
+/// Checks calls and enqueues them, as a caller without a handle does.
+///
+/// # Safety
+///
+/// As for [`Communicator::enqueue`], for the operands.
+pub(crate) unsafe fn enqueue(
+    comm: &mut impl Communicator,
+    calls: &[Collective<'_>],
+    stream: &StreamRef,
+) -> Result<()> {
+    let submission = Submission::checked(comm, calls, stream)?;
+    // SAFETY: By the caller; the calls were checked.
+    unsafe { comm.enqueue(&submission) }
 }
 
 /// What one operation reads and writes.

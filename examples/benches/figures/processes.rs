@@ -18,7 +18,7 @@ use half::bf16;
 
 use crate::case::{Case, Shape};
 use crate::copy_limit::{per_operation, slowest_rank};
-use crate::operands::{Batch, Value, lengths};
+use crate::operands::{Batch, Value, enqueue, lengths};
 
 /// The name of the body that ranks run.
 const BODY: &str = "figures-rank";
@@ -114,7 +114,7 @@ fn times<T: Value>(comm: &mut ProcessCommunicator, case: &Case, shape: Shape) ->
         let begun = Instant::now();
         for call in &calls {
             // SAFETY: The operands lie in buffers that live on, which only this batch uses.
-            unsafe { comm.enqueue(std::slice::from_ref(call), &stream) }?;
+            unsafe { enqueue(comm, std::slice::from_ref(call), &stream) }?;
         }
         device.synchronize(&stream)?;
         let taken = begun.elapsed();
@@ -131,7 +131,7 @@ fn times<T: Value>(comm: &mut ProcessCommunicator, case: &Case, shape: Shape) ->
 
 fn meet(comm: &mut ProcessCommunicator, stream: &Stream) -> Result<()> {
     // SAFETY: A barrier has no operands.
-    unsafe { comm.enqueue(&[Collective::BARRIER], stream) }
+    unsafe { enqueue(comm, &[Collective::BARRIER], stream) }
 }
 
 /// A batch in ordinary memory, which no other process can reach.

@@ -1,12 +1,11 @@
 //! Operands of a bare communicator are the caller's promise.
 
-use collectives_core::collective::Collective;
 use collectives_core::communicator::Communicator;
 use collectives_core::error::Result;
-use collectives_core::stream::Stream;
+use collectives_core::submission::Submission;
 
-fn enqueues(comm: &mut dyn Communicator, call: Collective<'_>, stream: &Stream) -> Result<()> {
-    comm.enqueue(&[call], stream)
+fn enqueues(comm: &mut dyn Communicator, submission: &Submission<'_>) -> Result<()> {
+    comm.enqueue(submission)
 }
 
 fn main() {}

@@ -1,6 +1,7 @@
 //! The operations on host slices.
 
 use super::HostScope;
+use crate::collective::{Counts, Op};
 use crate::collectives::Collectives;
 use crate::communicator::Communicator;
 use crate::dtype::Element;
@@ -11,6 +12,11 @@ use crate::reduce::ReduceOp;
 use crate::scratch::ScratchAllocator;
 use crate::stream::Stream;
 use crate::tensor::Tensor;
+
+/// What a call that is refused before its counts are looked at is told of as.
+const ALL_TO_ALL: Op<'_> = Op::AllToAll {
+    recv_counts: Counts::Even(0),
+};
 
 /// Every call returns once it is enqueued; results are in the slices when the scope has ended. Counts are of
 /// elements, and a call is checked as the one of the same name on tensors is, before it is enqueued.
@@ -29,7 +35,7 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
         values: &'env mut [T],
         op: ReduceOp,
     ) -> Result<OpReport> {
-        self.in_out(values, |collectives, tensor, stream| {
+        self.in_out(Op::AllReduce(op), values, |collectives, tensor, stream| {
             collectives.all_reduce(tensor, op, stream)
         })
     }
@@ -41,16 +47,21 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
         recv: &'env mut [T],
         op: ReduceOp,
     ) -> Result<OpReport> {
-        self.both(send, recv, |collectives, send, recv, stream| {
-            collectives.all_reduce_into(send, recv, op, stream)
-        })
+        self.both(
+            Op::AllReduce(op),
+            send,
+            recv,
+            |collectives, send, recv, stream| collectives.all_reduce_into(send, recv, op, stream),
+        )
     }
 
     /// [`Collectives::broadcast`] on a host slice.
     pub fn broadcast<T: Element>(&mut self, values: &'env mut [T], root: Rank) -> Result<OpReport> {
-        self.in_out(values, |collectives, tensor, stream| {
-            collectives.broadcast(tensor, root, stream)
-        })
+        self.in_out(
+            Op::Broadcast { root },
+            values,
+            |collectives, tensor, stream| collectives.broadcast(tensor, root, stream),
+        )
     }
 
     /// [`Collectives::reduce`] on a host slice; that of a rank which is not the root keeps its values.
@@ -60,9 +71,11 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
         op: ReduceOp,
         root: Rank,
     ) -> Result<OpReport> {
-        self.in_out(values, |collectives, tensor, stream| {
-            collectives.reduce(tensor, op, root, stream)
-        })
+        self.in_out(
+            Op::Reduce { op, root },
+            values,
+            |collectives, tensor, stream| collectives.reduce(tensor, op, root, stream),
+        )
     }
 
     /// [`Collectives::reduce_scatter`] on host slices.
@@ -72,9 +85,12 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
         recv: &'env mut [T],
         op: ReduceOp,
     ) -> Result<OpReport> {
-        self.both(send, recv, |collectives, send, recv, stream| {
-            collectives.reduce_scatter(send, recv, op, stream)
-        })
+        self.both(
+            Op::ReduceScatter(op),
+            send,
+            recv,
+            |collectives, send, recv, stream| collectives.reduce_scatter(send, recv, op, stream),
+        )
     }
 
     /// [`Collectives::reduce_scatter_v`] on host slices.
@@ -85,9 +101,14 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
         counts: &[usize],
         op: ReduceOp,
     ) -> Result<OpReport> {
-        self.both(send, recv, |collectives, send, recv, stream| {
-            collectives.reduce_scatter_v(send, recv, counts, op, stream)
-        })
+        self.both(
+            Op::ReduceScatter(op),
+            send,
+            recv,
+            |collectives, send, recv, stream| {
+                collectives.reduce_scatter_v(send, recv, counts, op, stream)
+            },
+        )
     }
 
     /// [`Collectives::all_gather`] on host slices.
@@ -96,9 +117,12 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
         send: &'env [T],
         recv: &'env mut [T],
     ) -> Result<OpReport> {
-        self.both(send, recv, |collectives, send, recv, stream| {
-            collectives.all_gather(send, recv, stream)
-        })
+        self.both(
+            Op::AllGather,
+            send,
+            recv,
+            |collectives, send, recv, stream| collectives.all_gather(send, recv, stream),
+        )
     }
 
     /// [`Collectives::all_gather_v`] on host slices.
@@ -108,9 +132,12 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
         recv: &'env mut [T],
         counts: &[usize],
     ) -> Result<OpReport> {
-        self.both(send, recv, |collectives, send, recv, stream| {
-            collectives.all_gather_v(send, recv, counts, stream)
-        })
+        self.both(
+            Op::AllGather,
+            send,
+            recv,
+            |collectives, send, recv, stream| collectives.all_gather_v(send, recv, counts, stream),
+        )
     }
 
     /// [`Collectives::all_to_all`] on host slices.
@@ -119,7 +146,7 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
         send: &'env [T],
         recv: &'env mut [T],
     ) -> Result<OpReport> {
-        self.both(send, recv, |collectives, send, recv, stream| {
+        self.both(ALL_TO_ALL, send, recv, |collectives, send, recv, stream| {
             collectives.all_to_all(send, recv, stream)
         })
     }
@@ -132,7 +159,7 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
         recv: &'env mut [T],
         recv_counts: &[usize],
     ) -> Result<OpReport> {
-        self.both(send, recv, |collectives, send, recv, stream| {
+        self.both(ALL_TO_ALL, send, recv, |collectives, send, recv, stream| {
             collectives.all_to_all_v(send, send_counts, recv, recv_counts, stream)
         })
     }
@@ -144,9 +171,12 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
         recv: Option<&'env mut [T]>,
         root: Rank,
     ) -> Result<OpReport> {
-        self.across(Some(send), recv, |collectives, send, recv, stream| {
-            collectives.gather(there(send)?, recv, root, stream)
-        })
+        self.across(
+            Op::Gather { root },
+            Some(send),
+            recv,
+            |collectives, send, recv, stream| collectives.gather(there(send)?, recv, root, stream),
+        )
     }
 
     /// [`Collectives::scatter`] on host slices; only the root passes `send`.
@@ -156,9 +186,12 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
         recv: &'env mut [T],
         root: Rank,
     ) -> Result<OpReport> {
-        self.across(send, Some(recv), |collectives, send, recv, stream| {
-            collectives.scatter(send, there(recv)?, root, stream)
-        })
+        self.across(
+            Op::Scatter { root },
+            send,
+            Some(recv),
+            |collectives, send, recv, stream| collectives.scatter(send, there(recv)?, root, stream),
+        )
     }
 
     /// [`Collectives::send`] of a host slice.
@@ -166,16 +199,22 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
     /// Messages are enqueued one after another: of two ranks that exchange some, one receives first.
     /// [`Collectives::group`] has messages that meet in any order.
     pub fn send<T: Element>(&mut self, values: &'env [T], to: Rank) -> Result<OpReport> {
-        self.across(Some(values), None, |collectives, send, _, stream| {
-            collectives.send(there(send)?, to, stream)
-        })
+        self.across(
+            Op::Send { to },
+            Some(values),
+            None,
+            |collectives, send, _, stream| collectives.send(there(send)?, to, stream),
+        )
     }
 
     /// [`Collectives::recv`] into a host slice.
     pub fn recv<T: Element>(&mut self, values: &'env mut [T], from: Rank) -> Result<OpReport> {
-        self.across(None, Some(values), |collectives, _, recv, stream| {
-            collectives.recv(there(recv)?, from, stream)
-        })
+        self.across(
+            Op::Recv { from },
+            None,
+            Some(values),
+            |collectives, _, recv, stream| collectives.recv(there(recv)?, from, stream),
+        )
     }
 
     /// [`Collectives::barrier`] among the scope's calls.
@@ -185,6 +224,7 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
 
     fn both<T: Element>(
         &mut self,
+        op: Op<'_>,
         send: &'env [T],
         recv: &'env mut [T],
         call: impl FnOnce(
@@ -194,9 +234,12 @@ impl<'env, C: Communicator, A: ScratchAllocator> HostScope<'_, 'env, C, A> {
             &Stream,
         ) -> Result<OpReport>,
     ) -> Result<OpReport> {
-        self.across(Some(send), Some(recv), |collectives, send, recv, stream| {
-            call(collectives, there(send)?, there(recv)?, stream)
-        })
+        self.across(
+            op,
+            Some(send),
+            Some(recv),
+            |collectives, send, recv, stream| call(collectives, there(send)?, there(recv)?, stream),
+        )
     }
 }
 

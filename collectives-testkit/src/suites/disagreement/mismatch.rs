@@ -2,10 +2,12 @@
 #![forbid(unsafe_code)]
 
 use collectives_alloc::checked::Checked;
+use collectives_core::collective::Collective;
 use collectives_core::collectives::Collectives;
 use collectives_core::communicator::Communicator;
-use collectives_core::error::{ErrorKind, Field};
-use collectives_core::layered::symmetric_of;
+use collectives_core::error::{Error, ErrorKind, Field, Misuse};
+use collectives_core::layered::{Layer, Layered, symmetric_of};
+use collectives_core::rank::Rank;
 use collectives_core::reduce::ReduceOp;
 
 use super::field_of;
@@ -41,6 +43,12 @@ pub(super) const CASES: &[Case] = &[
     .catches(Planted::MismatchSwallowed),
     Case::new("C13", "the check mode finds what it is for", check_mode)
         .catches(Planted::CheckModeOff),
+    Case::new(
+        "C13",
+        "a call that one rank refuses is the same error everywhere, at once",
+        refused_alone,
+    )
+    .catches(Planted::RefusalsUntold),
     Case::new(
         "I36",
         "configurations that differ are found before a registration",
@@ -181,6 +189,66 @@ fn check_mode(rig: &mut Rig<'_>) -> Outcome {
     );
     rig.expect_alike("the error", &format!("{:?}", error.kind()))?;
     handle.all_reduce(&mut tensor, ReduceOp::Max, rig.stream())?;
+    rig.finish(handle)
+}
+
+/// Keeps refusals from what is inside.
+#[derive(Debug)]
+struct Untold;
+
+impl Layer for Untold {
+    fn refused(
+        &mut self,
+        _inner: &mut dyn Communicator,
+        _calls: &[Collective<'_>],
+        error: Error,
+    ) -> Error {
+        error
+    }
+
+    fn for_child(&self) -> Self {
+        Self
+    }
+}
+
+fn refused_alone(rig: &mut Rig<'_>) -> Outcome {
+    let mut comm: Box<dyn Communicator> =
+        Box::new(Checked::new(rig.deadline()).around(rig.communicator()?));
+    if rig.has(Planted::RefusalsUntold) {
+        comm = Box::new(Layered::new(Untold, comm));
+    }
+    let mut handle = Collectives::without_scratch(comm);
+    let mut tensor = rig.tensor::<f32>(100, 1)?;
+    let rounds = rig.witness().calls("agree");
+    let enqueued = rig.witness().calls("enqueue");
+    let (nobody, odd) = (Rank::new(rig.ranks()), rig.rank() == rig.ranks() - 1);
+    let root = if odd { nobody } else { Rank(0) };
+    let one = handle.broadcast(&mut tensor, root, rig.stream());
+    let error = refused("a root that is none, on one rank", one)?;
+    ensure_eq!(
+        field_of(&error),
+        Some(Field::Operation),
+        "the field named by: {error}"
+    );
+    rig.expect_alike("the error", &format!("{:?}", error.kind()))?;
+    let all = handle.broadcast(&mut tensor, nobody, rig.stream());
+    let error = refused("a root that is none, on all ranks", all)?;
+    ensure!(
+        matches!(error.misuse(), Some(Misuse::RankOutOfRange { .. })),
+        "the mistake that all ranks made is: {error}"
+    );
+    ensure_eq!(
+        rig.witness().calls("agree"),
+        rounds + 2,
+        "rounds so far, one for each call"
+    );
+    ensure_eq!(
+        rig.witness().calls("enqueue"),
+        enqueued,
+        "operations enqueued so far"
+    );
+    handle.all_reduce(&mut tensor, ReduceOp::Sum, rig.stream())?;
+    rig.expect_sum("the call after", &tensor, 1, rig.stream())?;
     rig.finish(handle)
 }
 
