@@ -79,17 +79,12 @@ impl Checked {
             .map_err(|error| located(error, mine.name(), inner.info()))
     }
 
-    /// Tells the others that this rank refused the call; the error that it gets.
-    fn tell(&mut self, inner: &mut dyn Communicator, refusal: Error) -> Error {
-        let mine = Mine::of(Kind::Refused, inner.info());
-        let told = self.exchange(inner, &mine).and_then(|records| {
-            let told = mine.verdict(&records);
-            told.map_err(|error| located(error, mine.name(), inner.info()))
-        });
-        match told {
-            // All ranks refused, each for its own reason.
-            Ok(()) => refusal,
-            Err(error) => error.caused_by(refusal),
+    /// Tells the others that this rank refuses the call; the error that it gets, and whether all of them
+    /// refused theirs, each for its own reason.
+    fn tell(&mut self, inner: &mut dyn Communicator, refusal: Error) -> (Error, bool) {
+        match self.compare(inner, Kind::Refused) {
+            Ok(()) => (refusal, true),
+            Err(error) => (error.caused_by(refusal), false),
         }
     }
 
@@ -138,7 +133,7 @@ impl Layer for Checked {
         let comm = inner.info().id;
         if submission.calls.iter().any(|call| is_foreign(call, comm)) {
             // What is wrong on this rank alone must not keep it from the round.
-            return Err(self.tell(inner, Misuse::UnknownWindow.into()));
+            return Err(self.tell(inner, Misuse::UnknownWindow.into()).0);
         }
         let kind = Kind::Enqueue {
             calls: &calls,
@@ -154,11 +149,15 @@ impl Layer for Checked {
         calls: &[Collective<'_>],
         error: Error,
     ) -> Error {
-        let error = match calls.iter().any(concerns_all) {
-            true => self.tell(inner, error),
-            false => error,
-        };
-        inner.refused(calls, error)
+        if !calls.iter().any(concerns_all) {
+            return inner.refused(calls, error);
+        }
+        match self.tell(inner, error) {
+            // A layer inside hears of it on all ranks.
+            (error, true) => inner.refused(calls, error),
+            // Other ranks get the same mismatch here, and a layer inside never sees their call.
+            (error, false) => error,
+        }
     }
 
     fn register(&mut self, inner: &mut dyn Communicator, memory: &Memory) -> Result<WindowId> {

@@ -236,17 +236,21 @@ fn is_the_same_error_everywhere_at_once(
         assert_eq!(alone.kind(), errors[0].0.kind());
         let ErrorKind::Mismatch {
             rank: Rank(1),
-            field: Field::Operation,
+            field,
             theirs,
             ours,
         } = alone.kind()
         else {
             panic!("{alone}");
         };
-        assert_eq!(theirs, "a call that its own checks refuse");
-        // The others are where they ask for scratch first, if they have to.
-        let is_miss = !reserved && ours == "a miss of acquire";
-        assert!(is_miss || ours == "a valid call", "{alone}");
+        // Without a reservation the others may be in the first round of their allocator, whose record is
+        // another kind of call's.
+        let in_first_round = !reserved && *field == Field::Order;
+        if !in_first_round {
+            assert_eq!(*field, Field::Operation);
+            assert_eq!(theirs, "a call that its own checks refuse");
+            assert_eq!(ours, "a valid call", "{alone}");
+        }
         let is_own =
             own.misuse().is_some() || matches!(own.kind(), ErrorKind::FallbackForbidden { .. });
         assert!(is_own, "{own}");

@@ -68,11 +68,13 @@ fn left_early(rig: &mut Rig<'_>) -> Outcome {
             ),
             Err(_) => ensure_eq!(end, End::Panics, "how the body ended"),
         }
-        let state = device.capture_state(&side)?;
-        ensure!(state.is_none(), "{end:?}: the branch stays in {state:?}");
         // The trunk goes on after what the branch recorded.
         handle.all_reduce(&mut on_trunk, ReduceOp::Sum, capture.stream())?;
+        // Had the branch not been joined, the capture would not end. CUDA has a joined stream capture until
+        // then.
         let mut graph = capture.end()?.instantiate()?;
+        let state = device.capture_state(&side)?;
+        ensure!(state.is_none(), "{end:?}: the branch stays in {state:?}");
         graph.launch(&*device, rig.stream())?;
         let what = format!("after a branch that {end:?}");
         rig.expect_sum(&what, &on_side, round, rig.stream())?;
