@@ -15,6 +15,8 @@ mod releases;
 mod statistics;
 mod streams;
 mod verdicts;
+#[path = "../../../collectives-core/src/tcp_store/tests/warnings.rs"]
+mod warnings;
 
 use collectives_alloc::geometric::Geometric;
 use collectives_alloc::options::Options;

@@ -1,7 +1,5 @@
 //! What is counted, and what is said of it.
 
-use std::sync::{Arc, Mutex};
-
 use collectives_alloc::exact::Exact;
 use collectives_alloc::geometric::Geometric;
 use collectives_alloc::geometric_class::GeometricClass;
@@ -12,11 +10,9 @@ use collectives_core::communicator::Communicator;
 use collectives_core::scratch::{Request, ScratchAllocator};
 use proptest::prelude::*;
 use rstest::rstest;
-use tracing::field::{Field, Visit};
-use tracing::{Metadata, span};
 
 use crate::mock::{MockGraph, alone, world};
-use crate::{MIB, acquire, balanced, geometric, pool, touch};
+use crate::{MIB, acquire, balanced, geometric, pool, touch, warnings};
 
 type Figures = (usize, usize, u64, usize);
 
@@ -190,49 +186,20 @@ proptest! {
     }
 }
 
-/// Collects the warnings of one thread.
-#[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
-
-impl tracing::Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN
-    }
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Text(String);
-        impl Visit for Text {
-            fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-                self.0 += &format!("{field}={value:?};");
-            }
-        }
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        self.0.lock().unwrap().push(text.0);
-    }
-    fn enter(&self, _: &span::Id) {}
-    fn exit(&self, _: &span::Id) {}
-}
-
 #[test]
 fn growth_while_serving_is_a_warning_with_the_reserve_that_prevents_it() {
     let run = |before: &[Request]| {
-        let warnings = Warnings::default();
-        let stats = tracing::subscriber::with_default(warnings.clone(), || {
+        let mut misses = 0;
+        let texts = warnings::during(|| {
             alone(|comm| {
                 let (mut pool, stream) = (geometric(), comm.stream());
                 let _ = pool.reserve(comm, before).unwrap();
                 touch(&mut pool, comm, 3 * MIB, &stream);
                 touch(&mut pool, comm, 2 * MIB, &stream);
-                pool.stats()
-            })
+                misses = pool.stats().misses;
+            });
         });
-        let texts = warnings.0.lock().unwrap().clone();
-        (texts, stats.misses)
+        (texts, misses)
     };
     let (texts, misses) = run(&[]);
     assert_eq!((texts.len(), misses), (1, 1), "{texts:?}");

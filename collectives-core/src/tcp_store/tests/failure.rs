@@ -1,13 +1,9 @@
 use std::io::Write;
 use std::net::{Shutdown, TcpListener};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use tracing::field::{Field, Visit};
-use tracing::{Event, Metadata, span};
-
-use super::{LONG, SHORT, on_every, on_every_rank};
+use super::{LONG, SHORT, on_every, on_every_rank, warnings};
 use crate::bootstrap::Bootstrap;
 use crate::error::ErrorKind;
 use crate::rank::Rank;
@@ -196,40 +192,6 @@ fn a_store_that_does_not_answer_is_given_up() {
     group.publish_failure("nobody hears it");
 }
 
-/// Collects what is said at the level of a warning.
-#[derive(Clone, Default)]
-pub(super) struct Warnings(Arc<Mutex<Vec<String>>>);
-
-impl Warnings {
-    pub(super) fn texts(&self) -> Vec<String> {
-        self.0.lock().unwrap().clone()
-    }
-}
-
-impl tracing::Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN
-    }
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-    fn event(&self, event: &Event<'_>) {
-        struct Text(String);
-        impl Visit for Text {
-            fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-                self.0 += &format!("{field}={value:?};");
-            }
-        }
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        self.0.lock().unwrap().push(text.0);
-    }
-    fn enter(&self, _: &span::Id) {}
-    fn exit(&self, _: &span::Id) {}
-}
-
 #[test]
 fn a_warning_names_the_absent_ranks_once() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -240,11 +202,9 @@ fn a_warning_names_the_absent_ranks_once() {
     };
     let _host = join(0).listener(listener).join().unwrap();
     let end = join(2).join().unwrap();
-    let warnings = Warnings::default();
-    tracing::subscriber::with_default(warnings.clone(), || {
+    let texts = warnings::during(|| {
         end.all_gather("slow", b"", SHORT * 3).unwrap_err();
     });
-    let texts = warnings.texts();
     assert_eq!(texts.len(), 1, "{texts:?}");
     assert!(
         texts[0].contains("absent=[0, 1, 3]") && texts[0].contains("slow"),

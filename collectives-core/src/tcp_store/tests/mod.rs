@@ -5,6 +5,7 @@ mod failure;
 mod memory;
 mod places;
 mod strangers;
+mod warnings;
 mod wire;
 
 use std::thread;

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use rstest::rstest;
 
-use super::failure::Warnings;
-use super::{LONG, SHORT, on_every};
+use super::{LONG, SHORT, on_every, warnings};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, ErrorKind, Misuse, Unsupported};
 use crate::rank::Rank;
@@ -138,12 +137,10 @@ fn what_connects_and_says_nothing_is_named() {
     let silent = TcpStream::connect(pair.local_addr().unwrap()).unwrap();
     let (accepted, _) = pair.accept().unwrap();
     let host = Host::start(pair, WORLD, b"session".to_vec(), SHORT).unwrap();
-    let warnings = Warnings::default();
-    tracing::subscriber::with_default(warnings.clone(), || {
+    let texts = warnings::during(|| {
         let store = host.store().upgrade().unwrap();
         assert_eq!(reception::receive(&store, &accepted), None);
     });
-    let texts = warnings.texts();
     let from = silent.local_addr().unwrap().to_string();
     for part in [from.as_str(), "which rank it is", "within 60ms"] {
         assert!(texts[0].contains(part), "{part}: {texts:?}");
