@@ -203,8 +203,9 @@ impl Record {
         mismatch(odd, field, show(odd), show(usual))
     }
 
-    /// The first operation it names.
-    fn call(&self) -> Option<String> {
+    /// The first operation it names, with the names of its reduction and element type.
+    #[must_use]
+    pub fn call(&self) -> Option<String> {
         let is_operation = |(field, _): &(Field, Value)| *field == Field::Operation;
         let position = self.fields.iter().position(is_operation)?;
         Some(self.show(position))

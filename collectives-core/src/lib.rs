@@ -25,6 +25,7 @@ pub mod collective;
 pub mod collectives;
 pub mod communicator;
 pub mod device;
+pub mod disorder;
 pub mod dtype;
 pub mod eight_bits;
 pub mod env;

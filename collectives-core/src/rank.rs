@@ -1,6 +1,7 @@
 //! Newtypes for the numbers that are easily confused.
 
 use std::fmt;
+use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A rank of one communicator, `0..world_size`.
@@ -28,6 +29,27 @@ impl Rank {
 impl fmt::Display for Rank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
+    }
+}
+
+/// The process that something belongs to.
+///
+/// A fork has copies of everything that its parent owns. What it drops of that is no end of the parent's,
+/// of whom the others must not be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Process(u32);
+
+impl Process {
+    /// This process.
+    #[must_use]
+    pub fn this() -> Self {
+        Self(process::id())
+    }
+
+    /// Whether it is this process, and not one that this is a fork of.
+    #[must_use]
+    pub fn is_this(self) -> bool {
+        self == Self::this()
     }
 }
 

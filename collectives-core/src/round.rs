@@ -3,14 +3,24 @@
 //! A round carries the name of the call it belongs to, so ranks that make different calls are told so
 //! and do not misread each other. A step that fails on one rank alone is told to the others as a
 //! [`Refusal`], so that all fail alike, with the same error.
+//!
+//! A rank that never makes a call is absent from a round, which times out, and is one call behind from
+//! then on. So ranks also say which rounds they missed since the last one that all completed, and how
+//! many operations they had called: calls that are [out of order](crate::disorder) are found at the next
+//! round that ranks complete.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use self::said::Said;
 use crate::agreement::{mismatch, odd_one_out};
 use crate::bootstrap::Bootstrap;
-use crate::error::{Error, Field, Misuse, Result};
+use crate::disorder::{self, out_of_order};
+use crate::error::{Error, ErrorKind, Field, Misuse, Result};
 use crate::rank::Rank;
+
+mod said;
 
 /// Why one rank cannot go on with a call, as far as the others have to know.
 pub trait Refusal: Copy + PartialEq + 'static {
@@ -21,11 +31,60 @@ pub trait Refusal: Copy + PartialEq + 'static {
     fn error(self, rank: Rank) -> Error;
 }
 
+/// The call that a round belongs to, as one rank makes it.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Call<'a> {
+    name: &'a str,
+    words: &'a str,
+    operations: u64,
+    timed_out: bool,
+}
+
+impl<'a> Call<'a> {
+    /// The call of this name, which must be the same on all ranks.
+    ///
+    /// Of a name, and of [words](Call::in_words), the first 255 bytes count.
+    pub const fn named(name: &'a str) -> Self {
+        Self {
+            name,
+            words: name,
+            operations: 0,
+            timed_out: false,
+        }
+    }
+
+    /// What errors call it, where the name alone says too little.
+    pub const fn in_words(self, words: &'a str) -> Self {
+        Self { words, ..self }
+    }
+
+    /// How many operations this rank had called before that all ranks call, and whether one of them
+    /// has timed out since the last round that all ranks completed.
+    pub const fn after(self, operations: u64, timed_out: bool) -> Self {
+        Self {
+            operations,
+            timed_out,
+            ..self
+        }
+    }
+}
+
 /// The rounds of one communicator, on one rank; all ranks count alike.
 #[derive(Debug)]
 pub struct Rounds {
     prefix: &'static str,
     made: AtomicU64,
+    missed: Mutex<Missed>,
+}
+
+/// The rounds that timed out since the last one that all ranks completed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Missed {
+    /// Of the calls in their order; zero if there was none.
+    digest: u64,
+    /// The last one, in words, with the operations before it.
+    last: String,
 }
 
 impl Rounds {
@@ -35,20 +94,32 @@ impl Rounds {
         Self {
             prefix,
             made: AtomicU64::new(0),
+            missed: Mutex::new(Missed {
+                digest: 0,
+                last: String::new(),
+            }),
         }
     }
 
-    /// Gives every rank the bytes of every rank, in rank order, if all make the same `call`, whose name
-    /// has at most 255 bytes.
+    /// Rounds that this rank has begun.
+    #[must_use]
+    pub fn made(&self) -> u64 {
+        self.made.load(Ordering::Relaxed)
+    }
+
+    /// Gives every rank the bytes of every rank, in rank order, if all make the same `call`.
     ///
     /// # Errors
     ///
-    /// [`Mismatch`](crate::error::ErrorKind::Mismatch) of [`Field::Operation`] on every rank where
-    /// calls differ, and those of [`Bootstrap::all_gather`].
+    /// * [`Mismatch`](ErrorKind::Mismatch) of [`Field::Operation`] on every rank where calls differ;
+    /// * after a round or an operation that timed out, where calls differ now or differed then, a
+    ///   mismatch of [`Field::Order`] on every rank, which [poisons](Error::poisons);
+    /// * those of [`Bootstrap::all_gather`]; what a rank [published](disorder::heard) of calls that are
+    ///   out of order is the same mismatch on the others.
     pub fn run(
         &self,
         bootstrap: &dyn Bootstrap,
-        call: &str,
+        call: Call<'_>,
         mine: &[u8],
         deadline: Duration,
     ) -> Result<Vec<Vec<u8>>> {
@@ -57,17 +128,41 @@ impl Rounds {
             self.prefix,
             self.made.fetch_add(1, Ordering::Relaxed)
         );
-        let all = bootstrap.all_gather(&name, &titled(call, mine), deadline)?;
-        let calls: Vec<_> = all.iter().map(|bytes| title(bytes)).collect();
-        if let Some((odd, usual)) = odd_one_out(&calls) {
-            let show = |rank: usize| String::from_utf8_lossy(calls[rank].0).into_owned();
-            return Err(mismatch(odd, Field::Operation, show(odd), show(usual)));
+        let said = Said::of(&call, &self.missed());
+        let all = bootstrap
+            .all_gather(&name, &said.encode(mine), deadline)
+            .map_err(|error| self.ended(&said, error))?;
+        let (said, bytes): (Vec<_>, Vec<_>) = all.iter().map(|bytes| Said::decode(bytes)).unzip();
+        compare(&said)?;
+        *self.missed() = Missed::default();
+        Ok(bytes.into_iter().map(<[u8]>::to_vec).collect())
+    }
+
+    /// The error of a round that the bootstrap ended.
+    #[cold]
+    fn ended(&self, said: &Said<'_>, error: Error) -> Error {
+        match error.kind() {
+            ErrorKind::Timeout { .. } => {
+                let mut missed = self.missed();
+                *missed = Missed {
+                    digest: said.digest_after(missed.digest),
+                    last: said.at(),
+                };
+                error
+            }
+            ErrorKind::PeerFailed { rank, cause } => {
+                let heard = disorder::heard(*rank, cause);
+                match error.rank() {
+                    Some(me) => heard.on_rank(me),
+                    None => heard,
+                }
+            }
+            _ => error,
         }
-        // All calls are this one, so every message has its title.
-        Ok(all
-            .iter()
-            .map(|bytes| bytes[1 + call.len()..].to_vec())
-            .collect())
+    }
+
+    fn missed(&self) -> MutexGuard<'_, Missed> {
+        self.missed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives every rank the words of every rank, or the error of the first rank that refuses.
@@ -78,13 +173,39 @@ impl Rounds {
     pub fn agree<R: Refusal, const N: usize>(
         &self,
         bootstrap: &dyn Bootstrap,
-        call: &str,
+        call: Call<'_>,
         mine: Result<[u64; N], R>,
         deadline: Duration,
     ) -> Result<Vec<[u64; N]>> {
         let all = self.run(bootstrap, call, &encode(mine), deadline)?;
         decode::<R, N>(&all)
     }
+}
+
+/// Checks that all ranks make the same call, and made the same calls before where one was missed.
+fn compare(said: &[Said<'_>]) -> Result<()> {
+    let names: Vec<_> = said.iter().map(Said::name).collect();
+    let in_doubt = said.iter().any(Said::is_in_doubt);
+    if let Some((odd, usual)) = odd_one_out(&names) {
+        let (theirs, ours) = (said[odd].words(), said[usual].words());
+        return Err(match in_doubt {
+            true => out_of_order(odd, theirs, ours),
+            false => mismatch(odd, Field::Operation, theirs, ours),
+        });
+    }
+    if !in_doubt {
+        return Ok(());
+    }
+    let operations: Vec<_> = said.iter().map(Said::operations).collect();
+    if let Some((odd, usual)) = odd_one_out(&operations) {
+        return Err(out_of_order(odd, said[odd].at(), said[usual].at()));
+    }
+    let missed: Vec<_> = said.iter().map(Said::missed).collect();
+    if let Some((odd, usual)) = odd_one_out(&missed) {
+        let (theirs, ours) = (said[odd].after_missed(), said[usual].after_missed());
+        return Err(out_of_order(odd, theirs, ours));
+    }
+    Ok(())
 }
 
 /// Checks that all ranks said the same.
@@ -101,25 +222,6 @@ pub fn equal(said: impl IntoIterator<Item = u64>, field: Field) -> Result<()> {
             Err(mismatch(odd, field, theirs, ours))
         }
     }
-}
-
-/// What a rank says, behind the name of its call.
-fn titled(call: &str, mine: &[u8]) -> Vec<u8> {
-    let length = u8::try_from(call.len()).expect("names of calls are short");
-    let mut bytes = Vec::with_capacity(1 + call.len() + mine.len());
-    bytes.push(length);
-    bytes.extend(call.as_bytes());
-    bytes.extend(mine);
-    bytes
-}
-
-/// The name of the call in front of what a rank says, as far as there is one.
-#[derive(Clone, PartialEq, Eq)]
-struct Title<'a>(&'a [u8]);
-
-fn title(bytes: &[u8]) -> Title<'_> {
-    let (length, rest) = bytes.split_first().unwrap_or((&0, &[]));
-    Title(rest.get(..usize::from(*length)).unwrap_or(rest))
 }
 
 /// The words, or what is refused; codes count from one.
@@ -156,116 +258,5 @@ fn decode<R: Refusal, const N: usize>(all: &[Vec<u8>]) -> Result<Vec<[u64; N]>> 
 }
 
 #[cfg(test)]
-mod tests {
-    use std::thread;
-
-    use super::*;
-    use crate::error::ErrorKind;
-    use crate::in_process::InProcess;
-
-    #[derive(Clone, Copy, Debug, PartialEq)]
-    enum Why {
-        Late,
-        Small,
-    }
-
-    impl Refusal for Why {
-        const ALL: &'static [Self] = &[Self::Late, Self::Small];
-
-        fn error(self, rank: Rank) -> Error {
-            Error::from(Misuse::Other(format!("{self:?}"))).on_rank(rank)
-        }
-    }
-
-    const SOON: Duration = Duration::from_secs(20);
-
-    /// What every rank of three gets.
-    fn everywhere<T: Send>(part: impl Fn(&dyn Bootstrap, usize) -> T + Sync) -> Vec<T> {
-        let ends = InProcess::world(3);
-        thread::scope(|scope| {
-            let ranks: Vec<_> = ends
-                .iter()
-                .enumerate()
-                .map(|(rank, end)| {
-                    let part = &part;
-                    scope.spawn(move || part(end, rank))
-                })
-                .collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-        })
-    }
-
-    #[test]
-    fn every_rank_gets_the_bytes_and_words_of_every_rank() {
-        for got in everywhere(|end, rank| {
-            let rounds = Rounds::new("test");
-            let bytes = rounds.run(end, "tell", &vec![7; rank], SOON).unwrap();
-            let word = rank as u64 + 5;
-            let words = rounds.agree(end, "add", Ok::<_, Why>([word, 1]), SOON);
-            (bytes, words.unwrap())
-        }) {
-            assert_eq!(got.0, [vec![], vec![7], vec![7, 7]]);
-            assert_eq!(got.1, [[5, 1], [6, 1], [7, 1]]);
-        }
-    }
-
-    #[test]
-    fn different_calls_are_the_same_mismatch_everywhere() {
-        for error in everywhere(|end, rank| {
-            let call = if rank == 1 { "retire" } else { "register" };
-            Rounds::new("test")
-                .run(end, call, b"same", SOON)
-                .unwrap_err()
-        }) {
-            let text = error.to_string();
-            assert!(matches!(error.kind(), ErrorKind::Mismatch { .. }), "{text}");
-            assert!(
-                text.contains("retire") && text.contains("register"),
-                "{text}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_refusal_of_one_rank_is_the_same_error_everywhere() {
-        for why in Why::ALL {
-            for error in everywhere(|end, rank| {
-                let mine = if rank == 2 { Err(*why) } else { Ok([0]) };
-                Rounds::new("test")
-                    .agree(end, "add", mine, SOON)
-                    .unwrap_err()
-            }) {
-                assert_eq!(error.rank(), Some(Rank(2)));
-                assert!(error.to_string().contains(&format!("{why:?}")), "{error}");
-            }
-        }
-    }
-
-    #[test]
-    fn ranks_that_say_something_else_are_named() {
-        assert!(equal([4, 4, 4], Field::Bytes).is_ok());
-        let error = equal([4, 5, 4], Field::Bytes).unwrap_err();
-        let expected = ErrorKind::Mismatch {
-            rank: Rank(1),
-            field: Field::Bytes,
-            theirs: "5".to_owned(),
-            ours: "4".to_owned(),
-        };
-        assert_eq!(*error.kind(), expected);
-    }
-
-    #[test]
-    fn what_is_no_record_is_an_error() {
-        for bytes in [&[][..], &[9], &[0, 1], &[0; 10]] {
-            assert!(decode::<Why, 1>(&[bytes.to_vec()]).is_err(), "{bytes:?}");
-        }
-        assert_eq!(title(&[9, b'a']), Title(b"a"));
-        assert_eq!(title(&[]), Title(b""));
-    }
-
-    impl std::fmt::Debug for Title<'_> {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str(&String::from_utf8_lossy(self.0))
-        }
-    }
-}
+#[path = "round/tests.rs"]
+mod tests;

@@ -194,12 +194,14 @@ impl HostCommunicator {
                     // SAFETY: By the caller; all operations so far ran inside a call like this.
                     unsafe { endpoint.run_in_turn(calls, post.as_ref()) }
                 } else {
+                    endpoint.count(calls);
                     // SAFETY: By the caller.
                     unsafe { endpoint.run(&Ticket::take(endpoint), calls) }
                 }
             }
             Turn::Queued(turn) => {
-                self.endpoint().tickets().need();
+                self.endpoint().need_tickets();
+                self.endpoint().count(calls);
                 let calls = Calls::new(calls);
                 let ticket = Ticket::take(Arc::clone(&self.presence));
                 // SAFETY: By the caller.
@@ -207,7 +209,7 @@ impl HostCommunicator {
                 Ok(())
             }
             Turn::Captured(turn) => {
-                self.endpoint().tickets().need();
+                self.endpoint().need_tickets();
                 turn.retain(self.info.token.clone());
                 turn.push(Arc::new(CollectiveNode {
                     presence: Arc::downgrade(&self.presence),
@@ -242,7 +244,8 @@ impl Communicator for HostCommunicator {
         if submission.capture.is_some() && !calls.is_empty() {
             // Before the first copy, and without the turn, so that nobody who looks at the stream waits
             // for a peer.
-            endpoint.tickets().need();
+            endpoint.need_tickets();
+            endpoint.count(calls);
             endpoint.compare_captured(&Ticket::take(endpoint), calls)?;
         }
         // Calls without elements meet too: a rank that has none where others have some must not be the
@@ -260,11 +263,9 @@ impl Communicator for HostCommunicator {
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
-        let endpoint = Arc::clone(self.endpoint());
         self.windows
-            .exchange("agree", &mine.encode(), deadline)
-            .and_then(|all| all.iter().map(|bytes| Record::decode(bytes)).collect())
-            .map_err(|error| endpoint.named(error.during("agree")))
+            .exchange("agree", mine, deadline)
+            .map_err(|error| self.endpoint().named(error.during("agree")))
     }
 
     fn window_of(&self, addr: Addr, bytes: usize) -> Option<WindowSlice> {
@@ -277,7 +278,10 @@ impl Communicator for HostCommunicator {
 
     fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn Communicator>>> {
         let deadline = self.endpoint().deadline();
-        let records = self.agree(&split::record(color, key), deadline)?;
+        let records = self
+            .windows
+            .exchange("split", &split::record(color, key), deadline)
+            .map_err(|error| self.endpoint().named(error.during("split")))?;
         self.splits += 1;
         let Some(color) = color else { return Ok(None) };
         let members = split::members(&records, color);
@@ -302,12 +306,7 @@ impl Communicator for HostCommunicator {
         if !endpoint.close() {
             return Ok(Deferred::default());
         }
-        endpoint
-            .fabric
-            .member(self.info.rank.index())
-            .gone
-            .store(true, Ordering::SeqCst);
-        endpoint.fabric.lobby.wake();
+        endpoint.leave_for_good();
         let held = self.windows.clear();
         let deferred = Deferred {
             windows: held.len(),

@@ -14,6 +14,7 @@ use collectives_core::error::{Error, ErrorKind, Result};
 use collectives_core::rank::Rank;
 
 use crate::compare::{self, Posts};
+use crate::course::{self, Course, Milestone};
 use crate::exchange;
 use crate::fabric::Fabric;
 use crate::flat;
@@ -27,6 +28,9 @@ use crate::view::{Leave, Member, Single};
 /// The name of this backend in errors and reports.
 pub(crate) const BACKEND: &str = "host";
 
+/// The cause of those who wait for a rank that comes no more.
+pub(crate) const SHUT: &str = "it shut the communicator down";
+
 /// One rank of one communicator, shared by its handle, by queued operations and by graphs.
 pub(crate) struct Endpoint {
     pub(crate) fabric: Arc<Fabric>,
@@ -37,6 +41,7 @@ pub(crate) struct Endpoint {
     closed: AtomicBool,
     deadline: AtomicU64,
     seat: UnsafeCell<Seat>,
+    course: Course,
 }
 
 /// What only the operation uses whose turn it is.
@@ -84,6 +89,7 @@ impl Endpoint {
                 posts: Vec::new(),
                 skew,
             }),
+            course: Course::default(),
         };
         endpoint.set_deadline(DEFAULT_DEADLINE);
         endpoint
@@ -138,6 +144,104 @@ impl Endpoint {
         self.bootstrap.publish_failure(cause);
     }
 
+    /// Ends the communicator on all ranks with an error that is the same on all of them; if another
+    /// failure was published before, with that.
+    #[cold]
+    pub(crate) fn publish(&self, error: &Error) {
+        self.bootstrap.publish_failure(&error.kind().to_string());
+        self.look_for_failures([]);
+    }
+
+    /// From now on operations need tickets. Only for the enqueueing call.
+    pub(crate) fn need_tickets(&self) {
+        if !self.tickets.are_needed() {
+            self.course.set(self.inline_operations());
+            self.tickets.need();
+        }
+    }
+
+    /// Operations that ran so far, each inside the call that enqueued it. No ticket was needed yet, and
+    /// the caller is that of the communicator.
+    fn inline_operations(&self) -> u64 {
+        debug_assert!(!self.tickets.are_needed(), "the number may change");
+        // SAFETY: Nothing runs but inside the calls of the communicator, of which this is one.
+        unsafe { &*self.seat.get() }.number
+    }
+
+    /// Counts a call that takes a ticket.
+    pub(crate) fn count(&self, calls: &[Collective<'_>]) {
+        if course::meets(calls) {
+            self.course.call();
+        }
+    }
+
+    /// Counts a launch of a recorded call.
+    pub(crate) fn count_launch(&self) {
+        self.course.call();
+    }
+
+    /// How far this rank has come. Only for calls of the communicator.
+    pub(crate) fn milestone(&self) -> Milestone {
+        self.course.at(match self.tickets.are_needed() {
+            true => self.course.operations(),
+            false => self.inline_operations(),
+        })
+    }
+
+    /// All ranks have completed a round that began there.
+    pub(crate) fn settle(&self, there: Milestone) {
+        self.course.settle(there);
+    }
+
+    /// Comes to a round that other ranks may have been told not to come to any more.
+    pub(crate) fn enter_round(&self, rounds: u64, call: &str) -> Result<()> {
+        let idle = self.tickets.is_idle();
+        let standing = &self.fabric.member(self.rank.index()).standing;
+        standing.enter(rounds, idle, call);
+        // One that has been in this round left its outcome there.
+        let gone = |&peer: &usize| {
+            let member = self.fabric.member(peer);
+            member.gone.load(Ordering::SeqCst) && member.standing.rounds() <= rounds
+        };
+        match (0..self.fabric.world_size()).find(gone) {
+            None => Ok(()),
+            Some(peer) => {
+                standing.leave(rounds);
+                self.fabric.fail(Rank::new(peer), SHUT, false);
+                Err(self.refusal())
+            }
+        }
+    }
+
+    /// The round before which it made so many has its outcome.
+    pub(crate) fn leave_round(&self, rounds: u64) {
+        let standing = &self.fabric.member(self.rank.index()).standing;
+        standing.leave(rounds + 1);
+    }
+
+    /// Says that this rank comes no more, to those too who wait for it in a round.
+    pub(crate) fn leave_for_good(&self) {
+        let member = self.fabric.member(self.rank.index());
+        member.gone.store(true, Ordering::SeqCst);
+        self.fabric.lobby.wake();
+        let rounds = member.standing.rounds();
+        let waits = |peer| self.fabric.member(peer).standing.waits_in(rounds);
+        if (0..self.fabric.world_size()).any(waits) {
+            self.bootstrap.publish_failure(SHUT);
+        }
+    }
+
+    /// The error of a round as all ranks have it.
+    #[cold]
+    pub(crate) fn round_failed(&self, error: Error) -> Error {
+        match error.kind() {
+            ErrorKind::Mismatch { .. } if error.poisons() => self.publish(&error),
+            ErrorKind::PeerFailed { .. } => self.look_for_failures([]),
+            _ => return error,
+        }
+        self.fabric.failure(self.rank).unwrap_or(error)
+    }
+
     /// Takes over a failure that reached only the control plane, and treats a peer that is awaited
     /// but was shut down as failed.
     #[cold]
@@ -147,8 +251,7 @@ impl Endpoint {
         }
         let gone = |&peer: &usize| self.fabric.member(peer).gone.load(Ordering::Acquire);
         if let Some(peer) = awaited.into_iter().find(gone) {
-            self.fabric
-                .fail(Rank::new(peer), "it shut the communicator down", false);
+            self.fabric.fail(Rank::new(peer), SHUT, false);
         }
     }
 
@@ -245,6 +348,7 @@ impl Endpoint {
             [call] => call.kind().name(),
             _ => "group",
         };
+        self.course.note(&error);
         self.named(error.during(operation))
     }
 
@@ -315,7 +419,8 @@ impl Endpoint {
             // SAFETY: By the caller; the slot is this rank's own.
             unsafe { self.announce(&meeting, mine, call) };
         }
-        meeting.meet()?;
+        // SAFETY: It is of a single operation.
+        unsafe { meeting.meet(mine) }?;
         let posts = Single {
             meeting: &meeting,
             endpoint: self,
@@ -408,7 +513,8 @@ impl Endpoint {
             unsafe { meeting.own_slot().post().write(mine) };
         }
         let leave = Leave(&meeting);
-        meeting.meet()?;
+        // SAFETY: Its posts are the seat's, and the turn is this operation's.
+        unsafe { meeting.meet(&mine) }?;
         let each = |index| Member {
             meeting: &meeting,
             endpoint: self,

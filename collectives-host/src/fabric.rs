@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use collectives_core::disorder;
 use collectives_core::error::{Error, ErrorKind};
 use collectives_core::rank::Rank;
 use crossbeam_utils::CachePadded;
@@ -14,6 +15,7 @@ use crate::lobby::Lobby;
 use crate::meeting::Verdicts;
 use crate::messages::Mail;
 use crate::post::{EAGER, Post};
+use crate::standing::Standing;
 
 /// The data plane of one communicator.
 pub(crate) struct Fabric {
@@ -29,10 +31,29 @@ pub(crate) struct Fabric {
 
 /// The first failure of a communicator.
 #[derive(Clone, Debug)]
-struct Failure {
-    rank: Rank,
-    cause: String,
-    aborted: bool,
+pub(crate) struct Failure {
+    pub(crate) rank: Rank,
+    pub(crate) cause: String,
+    pub(crate) aborted: bool,
+}
+
+impl Failure {
+    /// As a rank reports it.
+    pub(crate) fn seen_from(self, rank: Rank) -> Error {
+        let heard = disorder::heard(self.rank, &self.cause);
+        let ErrorKind::PeerFailed { rank: who, cause } = heard.kind() else {
+            return heard;
+        };
+        match (*who == rank, self.aborted) {
+            (true, true) => Error::new(ErrorKind::Aborted {
+                cause: cause.clone(),
+            }),
+            (true, false) => Error::new(ErrorKind::Poisoned {
+                cause: cause.clone(),
+            }),
+            (false, _) => heard,
+        }
+    }
 }
 
 /// One rank's words. Operations alternate between the two slots: a rank posts operation `k + 2`
@@ -44,6 +65,8 @@ pub(crate) struct Member {
     pub(crate) left: CachePadded<AtomicU64>,
     /// Whether this rank shut the communicator down.
     pub(crate) gone: AtomicBool,
+    /// Where this rank is in its rounds.
+    pub(crate) standing: CachePadded<Standing>,
 }
 
 /// A rank's part of one operation.
@@ -102,6 +125,7 @@ impl Fabric {
             slots: [Slot::new(), Slot::new()],
             left: CachePadded::new(AtomicU64::new(0)),
             gone: AtomicBool::new(false),
+            standing: CachePadded::default(),
         };
         Self {
             members: (0..world_size).map(member).collect(),
@@ -144,17 +168,7 @@ impl Fabric {
     /// The failure as `rank` reports it.
     pub(crate) fn failure(&self, rank: Rank) -> Option<Error> {
         let failure = lock(&self.failure).clone()?;
-        let Failure {
-            rank: who,
-            cause,
-            aborted,
-        } = failure;
-        let kind = match (who == rank, aborted) {
-            (true, true) => ErrorKind::Aborted { cause },
-            (true, false) => ErrorKind::Poisoned { cause },
-            (false, _) => ErrorKind::PeerFailed { rank: who, cause },
-        };
-        Some(Error::new(kind))
+        Some(failure.seen_from(rank))
     }
 }
 

@@ -6,10 +6,15 @@
 //! to `k` with the mark *absent*, under a lock. Each word moves once per operation, so either every
 //! word says arrived and the operation goes on everywhere, or one says absent and it fails
 //! everywhere, with the one verdict that was noted under the lock. A late rank finds its own word
-//! moved and gets the same verdict; the next operation is a new one.
+//! moved and gets the same verdict; the next operation is a new one. Of a rank that never made the call,
+//! the next call is taken for it. So a verdict says what was called, and a rank that comes late with
+//! another call has found that calls are out of order, which ends the communicator.
 //!
 //! Once all have arrived nothing stops an operation, also no abort: a rank may be reading another's
 //! memory. For the same reason nobody gives up on a rank that is still inside the operation before.
+//!
+//! Who waits looks now and then whether an absent rank waits for it in turn, in a round of the control
+//! plane: their calls are out of order too.
 
 use std::collections::HashMap;
 use std::ptr;
@@ -17,12 +22,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use collectives_core::bootstrap::WARN_AFTER;
+use collectives_core::disorder::{crossed, out_of_order};
 use collectives_core::error::{Error, ErrorKind};
 use collectives_core::rank::Rank;
 
 use crate::endpoint::Endpoint;
 use crate::fabric::{Fabric, Member, Slot, lock};
-use crate::post::Post;
+use crate::post::{Asked, Post};
+use crate::worker;
 
 /// Why operations failed in which not everybody arrived, until every rank has heard of it.
 #[derive(Debug, Default)]
@@ -30,7 +37,12 @@ pub(crate) struct Verdicts(HashMap<u64, (Verdict, usize)>);
 
 #[derive(Clone, Debug)]
 enum Verdict {
-    Timeout { absent: Vec<Rank>, waited: Duration },
+    Timeout {
+        absent: Vec<Rank>,
+        waited: Duration,
+        /// What those who came asked for.
+        asked: Asked,
+    },
     Broken,
 }
 
@@ -85,9 +97,13 @@ impl<'a> Meeting<'a> {
         self.own_slot().word.load(Ordering::Acquire) >> 1 < self.number
     }
 
-    /// Arrives, and waits for everybody else to arrive.
+    /// Arrives with `mine`, and waits for everybody else to arrive.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Post::asked`], as long as nobody else has this rank's turn.
     #[inline]
-    pub(crate) fn meet(&self) -> Result<(), Error> {
+    pub(crate) unsafe fn meet(&self, mine: &Post) -> Result<(), Error> {
         let word = &self.own_slot().word;
         let seen = word.load(Ordering::Relaxed);
         let arrived = seen >> 1 < self.number
@@ -95,13 +111,15 @@ impl<'a> Meeting<'a> {
                 .compare_exchange(seen, self.number << 1, Ordering::SeqCst, Ordering::Acquire)
                 .is_ok();
         if !arrived {
-            return Err(self.verdict());
+            // SAFETY: By the caller.
+            return Err(self.verdict(Some(&unsafe { mine.asked() })));
         }
         self.fabric.lobby.wake();
         look_later();
         for peer in self.peers() {
-            if !self.wait_for(peer) {
-                return Err(self.verdict());
+            // SAFETY: By the caller.
+            if !unsafe { self.wait_for(peer, mine) } {
+                return Err(self.verdict(None));
             }
         }
         // Everybody has left the operation before this one, so its slot is the next to be written.
@@ -110,8 +128,12 @@ impl<'a> Meeting<'a> {
     }
 
     /// Waits until a peer has arrived, or until it is clear that it will not.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Meeting::meet`].
     #[inline]
-    fn wait_for(&self, peer: usize) -> bool {
+    unsafe fn wait_for(&self, peer: usize, mine: &Post) -> bool {
         let word = &self.slot(peer).word;
         let mut warned = false;
         self.fabric.lobby.wait(
@@ -121,11 +143,13 @@ impl<'a> Meeting<'a> {
             },
             |waited| {
                 if self.fabric.is_broken() {
-                    self.give_up(&Verdict::Broken);
+                    self.give_up(Verdict::Broken);
                 } else if waited >= Duration::from_nanos(self.deadline) {
-                    self.give_up(&Verdict::Timeout {
+                    self.give_up(Verdict::Timeout {
                         absent: Vec::new(),
                         waited: Duration::from_nanos(self.deadline),
+                        // SAFETY: By the caller.
+                        asked: unsafe { mine.asked() },
                     });
                 } else if waited >= WARN_AFTER && !warned {
                     warned = true;
@@ -133,6 +157,7 @@ impl<'a> Meeting<'a> {
                 } else if waited >= Duration::from_millis(10) {
                     self.endpoint
                         .look_for_failures(self.absent().map(Rank::index));
+                    self.look_across(mine);
                 }
                 None
             },
@@ -154,7 +179,7 @@ impl<'a> Meeting<'a> {
     /// Marks whoever is absent, unless the operation has been decided or somebody is still inside
     /// the one before, whom this rank has to wait for.
     #[cold]
-    fn give_up(&self, why: &Verdict) {
+    fn give_up(&self, mut why: Verdict) {
         let mut verdicts = lock(&self.fabric.verdicts);
         if verdicts.0.contains_key(&self.number) || self.absent().any(|rank| self.is_inside(rank)) {
             return;
@@ -173,17 +198,38 @@ impl<'a> Meeting<'a> {
             }
         }
         if !marked.is_empty() {
-            let verdict = match why {
-                Verdict::Broken => Verdict::Broken,
-                Verdict::Timeout { waited, .. } => Verdict::Timeout {
-                    absent: marked,
-                    waited: *waited,
-                },
-            };
+            if let Verdict::Timeout { absent, .. } = &mut why {
+                *absent = marked;
+            }
             let to_hear = self.fabric.world_size();
-            verdicts.0.insert(self.number, (verdict, to_hear));
+            verdicts.0.insert(self.number, (why, to_hear));
             drop(verdicts);
             self.fabric.lobby.wake();
+        }
+    }
+
+    /// Ends the communicator if an absent rank is in a round that waits for this one.
+    #[cold]
+    fn look_across(&self, mine: &Post) {
+        let standing = &self.me.standing;
+        // Where a worker runs the operation, the rank may still come to the round.
+        if worker::is_here() || standing.is_inside() {
+            return;
+        }
+        let rounds = standing.rounds();
+        let absent: Vec<_> = self.absent().map(Rank::index).collect();
+        let call = |rank: usize| {
+            if !absent.contains(&rank) {
+                return Some(mine.words());
+            }
+            let member = self.fabric.member(rank);
+            let call = member.standing.call_across(rounds)?;
+            // After where it is: a rank that left the operation and went on has not been absent from it.
+            (member.left.load(Ordering::Acquire) < self.number).then_some(call)
+        };
+        let calls: Vec<_> = (0..self.fabric.world_size()).map(call).collect();
+        if let Some(error) = crossed(&calls) {
+            self.endpoint.publish(&error);
         }
     }
 
@@ -197,9 +243,10 @@ impl<'a> Meeting<'a> {
         })
     }
 
-    /// The error of an operation in which somebody is marked absent.
+    /// The error of an operation in which somebody is marked absent; a rank that is says what it asks for
+    /// now that it has come.
     #[cold]
-    fn verdict(&self) -> Error {
+    fn verdict(&self, late: Option<&Asked>) -> Error {
         let mut verdicts = lock(&self.fabric.verdicts);
         let verdict = verdicts.0.get_mut(&self.number).map(|(verdict, to_hear)| {
             *to_hear -= 1;
@@ -209,8 +256,15 @@ impl<'a> Meeting<'a> {
             verdicts.0.remove(&self.number);
         }
         drop(verdicts);
-        match verdict {
-            Some((Verdict::Timeout { absent, waited }, _)) => {
+        match (verdict, late) {
+            (Some((Verdict::Timeout { asked, .. }, _)), Some(late))
+                if asked.digest != late.digest =>
+            {
+                let error = out_of_order(self.rank.index(), &*late.words, asked.words);
+                self.endpoint.publish(&error);
+                self.fabric.failure(self.rank).unwrap_or(error)
+            }
+            (Some((Verdict::Timeout { absent, waited, .. }, _)), _) => {
                 Error::new(ErrorKind::Timeout { absent, waited })
             }
             _ => self.fabric.failure(self.rank).unwrap_or_else(|| {

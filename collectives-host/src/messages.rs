@@ -15,12 +15,14 @@ use collectives_core::addr::Addr;
 use collectives_core::agreement::mismatch;
 use collectives_core::bootstrap::WARN_AFTER;
 use collectives_core::collective::{Collective, Op};
+use collectives_core::disorder::{crossed, out_of_order};
 use collectives_core::dtype::DType;
 use collectives_core::error::{Error, ErrorKind, Field, Misuse, Result};
 use collectives_core::rank::Rank;
 
 use crate::endpoint::Endpoint;
 use crate::fabric::lock;
+use crate::worker;
 
 /// The channels between all pairs of ranks.
 pub(crate) struct Mail {
@@ -65,7 +67,12 @@ enum Outcome {
 
 /// One rank's halves of letters, to be waited for.
 #[must_use]
-pub(crate) struct Posted(Vec<Place>, Instant);
+pub(crate) struct Posted {
+    places: Vec<Place>,
+    since: Instant,
+    /// A half came late to a letter of which the other half was something else.
+    out_of_order: Option<Error>,
+}
 
 #[derive(Clone, Copy)]
 struct Place {
@@ -112,6 +119,7 @@ impl Mail {
     pub(crate) unsafe fn post(&self, endpoint: &Endpoint, calls: &[&Collective<'_>]) -> Posted {
         let me = endpoint.rank.index();
         let mut posted = Vec::with_capacity(calls.len());
+        let mut disorder = None;
         for call in calls {
             let (from, to, operand) = match call.op {
                 Op::Send { to } => (me, to.index(), call.send),
@@ -133,7 +141,12 @@ impl Mail {
                 letter.half = Some(half);
                 continue;
             };
-            if letter.outcome.is_some() {
+            if let Some(outcome) = &letter.outcome {
+                let timed_out = matches!(outcome, Outcome::Failed(ErrorKind::Timeout { .. }));
+                if timed_out && (half.dtype, half.count) != (other.dtype, other.count) {
+                    let (theirs, ours) = (half.words(sends), other.words(!sends));
+                    disorder.get_or_insert(out_of_order(me, theirs, ours));
+                }
                 continue;
             }
             let (send, recv) = if sends { (half, other) } else { (other, half) };
@@ -149,12 +162,26 @@ impl Mail {
             drop(channel);
             self.settle(endpoint);
         }
-        Posted(posted, Instant::now())
+        if let Some(error) = &disorder {
+            endpoint.publish(error);
+        }
+        Posted {
+            places: posted,
+            since: Instant::now(),
+            out_of_order: disorder,
+        }
     }
 
     fn settle(&self, endpoint: &Endpoint) {
         self.settled.fetch_add(1, Ordering::SeqCst);
         endpoint.fabric.lobby.wake();
+    }
+}
+
+impl Half {
+    fn words(&self, sends: bool) -> String {
+        let name = if sends { "send" } else { "recv" };
+        format!("{name} {} of {}", self.dtype, self.count)
     }
 }
 
@@ -212,9 +239,9 @@ fn compare(send: Half, recv: Half, from: usize, to: usize) -> Outcome {
 impl Posted {
     /// Waits until every letter is settled; gives the first failure.
     pub(crate) fn wait(self, endpoint: &Endpoint) -> Result<()> {
-        let mut result = Ok(());
-        for place in self.0 {
-            let settled = place.wait(endpoint, self.1);
+        let mut result = self.out_of_order.map_or(Ok(()), Err);
+        for place in self.places {
+            let settled = place.wait(endpoint, self.since);
             result = result.and(settled);
         }
         result
@@ -254,6 +281,38 @@ impl Place {
         }
     }
 
+    /// Ends the communicator if the partner waits for this rank in a round.
+    #[cold]
+    fn look_across(self, endpoint: &Endpoint, partner: usize) {
+        let (fabric, me) = (&endpoint.fabric, endpoint.rank.index());
+        let standing = &fabric.member(me).standing;
+        // Where a worker runs the message, the rank may still come to the round.
+        if worker::is_here() || standing.is_inside() {
+            return;
+        }
+        let across = fabric
+            .member(partner)
+            .standing
+            .call_across(standing.rounds());
+        let Some(across) = across else { return };
+        // After where it is: one that came to the letter first has not been absent from it.
+        let channel = fabric.mail.channel(self.from, self.to);
+        let own = {
+            let mut channel = lock(channel);
+            let letter = channel.letter(self.number);
+            match (letter.half, &letter.outcome) {
+                (Some(half), None) => half.words(self.from == me),
+                _ => return,
+            }
+        };
+        let mut calls = vec![None; fabric.world_size()];
+        calls[me] = Some(own);
+        calls[partner] = Some(across);
+        if let Some(error) = crossed(&calls) {
+            endpoint.publish(&error);
+        }
+    }
+
     /// Settles the letter as failed if it is time to, and nobody settled it before.
     fn give_up(self, endpoint: &Endpoint, waited: Duration) {
         let partner = if self.from == endpoint.rank.index() {
@@ -263,6 +322,7 @@ impl Place {
         };
         if waited >= Duration::from_millis(10) {
             endpoint.look_for_failures([partner]);
+            self.look_across(endpoint, partner);
         }
         let deadline = endpoint.deadline();
         let outcome = if endpoint.fabric.is_broken() {

@@ -7,6 +7,7 @@ use collectives_core::collective::{Collective, Counts, Op};
 use collectives_core::error::{Error, ErrorKind, Misuse, Result};
 
 use crate::capture::{Node, Prepared};
+use crate::course;
 use crate::endpoint::BACKEND;
 use crate::presence::Presence;
 use crate::tickets::Ticket;
@@ -41,6 +42,11 @@ impl Calls {
             [single] => body(&[single.borrow()]),
             many => body(&many.iter().map(Owned::borrow).collect::<Vec<_>>()),
         }
+    }
+
+    /// Whether all ranks meet in them.
+    pub(crate) fn meets(&self) -> bool {
+        self.0.iter().any(|owned| course::meets(&[owned.call]))
     }
 
     fn kinds(&self) -> impl Iterator<Item = &'static str> {
@@ -138,6 +144,9 @@ impl Node for CollectiveNode {
         if self.windows.iter().any(|window| window.is_retired()) {
             // Its bytes may be somebody else's by now.
             return Err(presence.endpoint().named(Misuse::UnknownWindow.into()));
+        }
+        if self.calls.meets() {
+            presence.endpoint().count_launch();
         }
         let ticket = Ticket::take(presence);
         // SAFETY: Who captured the call promised that the operands stay valid as long as the graph,

@@ -75,6 +75,50 @@ pub(crate) struct Post {
 
 const _: () = assert!(size_of::<Post>() == 120);
 
+/// What a rank asks for in an operation, apart from operands: what a rank that comes late is compared
+/// with.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub(crate) digest: u64,
+    /// The same for people.
+    pub(crate) words: String,
+}
+
+impl Asked {
+    /// What the calls with these posts ask for.
+    pub(crate) fn of(posts: &[Post]) -> Self {
+        let digest = posts.iter().fold(posts.len() as u64, |digest, post| {
+            let head = post.head;
+            let codes = [
+                head.kind as u8,
+                head.dtype as u8,
+                head.reduction,
+                head.flags & CAPTURED,
+            ];
+            let words = [
+                u64::from(u32::from_le_bytes(codes)),
+                u64::from(head.root),
+                // What each rank sends in an all-to-all is its own.
+                if head.kind == OpKind::AllToAll {
+                    0
+                } else {
+                    post.count as u64
+                },
+            ];
+            words.into_iter().fold(digest, |digest, word| {
+                (digest ^ word)
+                    .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                    .rotate_left(29)
+            })
+        });
+        let words = match posts {
+            [post] => post.words(),
+            posts => format!("a group of {}", posts.len()),
+        };
+        Self { digest, words }
+    }
+}
+
 impl Head {
     pub(crate) const fn is(self, flag: u8) -> bool {
         self.flags & flag != 0
@@ -159,6 +203,28 @@ impl Post {
             counts: posts.cast(),
             recv_counts: ptr::null(),
         }
+    }
+
+    /// The operation and how much of it, for people.
+    pub(crate) fn words(&self) -> String {
+        match (self.head.kind, self.count) {
+            _ if self.head.is(GROUP) => format!("a group of {}", self.count),
+            (OpKind::Barrier | OpKind::AllToAll, _) => self.head.call_name(),
+            (_, count) => format!("{} of {count}", self.head.call_name()),
+        }
+    }
+
+    /// What a single operation, or a group with its posts at [`Post::counts`], asks for.
+    ///
+    /// # Safety
+    ///
+    /// If it is of a group, its posts are there.
+    pub(crate) unsafe fn asked(&self) -> Asked {
+        if !self.head.is(GROUP) {
+            return Asked::of(std::slice::from_ref(self));
+        }
+        // SAFETY: By the caller.
+        Asked::of(unsafe { std::slice::from_raw_parts(self.counts.cast::<Self>(), self.count) })
     }
 
     /// Writes all but `small` to where peers read it.

@@ -2,12 +2,22 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread;
 
 use collectives_core::communicator::Abort;
 use collectives_core::error::Result;
+use collectives_core::rank::Process;
 
 use crate::endpoint::Endpoint;
 use crate::tickets::Tickets;
+
+/// Why a rank is gone that drops its communicator now.
+pub(crate) fn cause_of_drop() -> &'static str {
+    match thread::panicking() {
+        true => "it panicked",
+        false => "it dropped the communicator without shutting it down",
+    }
+}
 
 /// Held by the communicator and by work that is enqueued or being launched, not by graphs.
 ///
@@ -16,11 +26,15 @@ use crate::tickets::Tickets;
 #[derive(Debug)]
 pub(crate) struct Presence {
     endpoint: Arc<Endpoint>,
+    process: Process,
 }
 
 impl Presence {
     pub(crate) fn new(endpoint: Arc<Endpoint>) -> Self {
-        Self { endpoint }
+        Self {
+            endpoint,
+            process: Process::this(),
+        }
     }
 
     pub(crate) fn endpoint(&self) -> &Arc<Endpoint> {
@@ -36,11 +50,11 @@ impl AsRef<Tickets> for Arc<Presence> {
 
 impl Drop for Presence {
     fn drop(&mut self) {
+        if !self.process.is_this() {
+            return;
+        }
         if self.endpoint.close() && self.endpoint.fabric.world_size() > 1 {
-            self.endpoint.fail(
-                "it dropped the communicator without shutting it down",
-                false,
-            );
+            self.endpoint.fail(cause_of_drop(), false);
         }
     }
 }

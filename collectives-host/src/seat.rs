@@ -10,6 +10,7 @@ use collectives_core::bootstrap::Bootstrap;
 use collectives_core::error::{Error, Result};
 use collectives_core::memory::Memory;
 
+use crate::course::Milestone;
 use crate::endpoint::Endpoint;
 use crate::fabric::lock;
 use crate::verdict::Outcome;
@@ -28,6 +29,26 @@ pub(crate) trait Seat: Debug + Send + Sync {
 
     /// The control plane.
     fn bootstrap(&self) -> &dyn Bootstrap;
+
+    /// How far this rank has come with its operations.
+    fn milestone(&self) -> Milestone;
+
+    /// All ranks have completed a round that began there.
+    fn settle(&self, there: Milestone);
+
+    /// Tells those who wait for this rank elsewhere that it comes to a round, before which it made so
+    /// many, for this call.
+    ///
+    /// # Errors
+    ///
+    /// When a rank was shut down that has not been in this round.
+    fn enter_round(&self, rounds: u64, call: &str) -> Result<()>;
+
+    /// Tells them that the round, before which it made so many, has its outcome.
+    fn leave_round(&self, rounds: u64);
+
+    /// The error of a round as all ranks have it; one that poisons ends the communicator.
+    fn round_failed(&self, error: Error) -> Error;
 
     /// What peers need to know to find this memory, if they can at all.
     fn place_of(&self, memory: &Memory) -> Option<Vec<u8>>;
@@ -79,6 +100,26 @@ impl Seat for Endpoint {
 
     fn bootstrap(&self) -> &dyn Bootstrap {
         &*self.bootstrap
+    }
+
+    fn milestone(&self) -> Milestone {
+        self.milestone()
+    }
+
+    fn settle(&self, there: Milestone) {
+        self.settle(there);
+    }
+
+    fn enter_round(&self, rounds: u64, call: &str) -> Result<()> {
+        self.enter_round(rounds, call)
+    }
+
+    fn leave_round(&self, rounds: u64) {
+        self.leave_round(rounds);
+    }
+
+    fn round_failed(&self, error: Error) -> Error {
+        self.round_failed(error)
     }
 
     fn place_of(&self, memory: &Memory) -> Option<Vec<u8>> {

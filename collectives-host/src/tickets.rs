@@ -69,7 +69,8 @@ impl Tickets {
         )
     }
 
-    fn is_idle(&self) -> bool {
+    /// Whether everything enqueued so far has run.
+    pub(crate) fn is_idle(&self) -> bool {
         self.serving.load(Ordering::Acquire) == self.next.load(Ordering::Acquire)
     }
 

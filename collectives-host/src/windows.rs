@@ -5,17 +5,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use collectives_core::addr::{Addr, Operand, WindowId, WindowSlice};
+use collectives_core::agreement::Record;
 use collectives_core::collective::Collective;
 use collectives_core::device::Device;
 use collectives_core::error::{Error, ErrorKind, Field, Misuse, Result};
 use collectives_core::memory::{KeepAlive, Memory};
 use collectives_core::rank::{CommId, Rank};
-use collectives_core::round::{self, Rounds};
+use collectives_core::round::{self, Call, Rounds};
 use collectives_core::symmetric::SymmetricMemory;
 
 use crate::device::HostDevice;
 use crate::fabric::lock;
-use crate::model::Call;
+use crate::model;
 use crate::seat::{Reach, Seat};
 use crate::verdict::Outcome;
 
@@ -160,7 +161,7 @@ impl Windows {
         if memory.device() != self.device.id() {
             return Err(Outcome::WrongDevice);
         }
-        if self.device.refuse(Call::Register).is_err() {
+        if self.device.refuse(model::Call::Register).is_err() {
             return Err(Outcome::Refused);
         }
         let operand = Operand::new(memory.addr(), memory.bytes());
@@ -201,7 +202,10 @@ impl Windows {
     fn reach(&mut self, memory: &Memory) -> Result<(Box<[Addr]>, Reach)> {
         let place = self.seat.place_of(memory).unwrap_or_default();
         let places = self
-            .exchange("the places of register", &place, self.seat.deadline())
+            .in_round("the places of register", "register", |call| {
+                let (bootstrap, deadline) = (self.seat.bootstrap(), self.seat.deadline());
+                self.rounds.run(bootstrap, call, &place, deadline)
+            })
             .map_err(|error| self.named(error, "register"))?;
         let reached = self.seat.reach(memory, &places);
         if !self.seat.may_not_reach() {
@@ -209,31 +213,61 @@ impl Windows {
         }
         // Reaching is local and may fail on one rank alone.
         let local = reached.as_ref().map(|_| ()).map_err(|&outcome| outcome);
-        self.round("the end of register", local.map(|()| []))
+        self.round("the end of register", "register", local.map(|()| []))
             .map_err(|error| self.named(of_bytes(error, memory.bytes()), "register"))?;
         reached.map_err(|_| self.named(Misuse::UnknownWindow.into(), "register"))
     }
 
-    /// Gives every rank the bytes of every rank, or the same error to all.
+    /// Gives every rank the record of every rank, or the same error to all, in a round of the call of this
+    /// name.
     pub(crate) fn exchange(
         &self,
-        call: &str,
-        mine: &[u8],
+        name: &str,
+        mine: &Record,
         deadline: Duration,
-    ) -> Result<Vec<Vec<u8>>> {
-        self.seat.check_open()?;
-        self.rounds.run(self.seat.bootstrap(), call, mine, deadline)
+    ) -> Result<Vec<Record>> {
+        let words = mine.call();
+        let all = self.in_round(name, words.as_deref().unwrap_or(name), |call| {
+            let mine = mine.encode();
+            self.rounds
+                .run(self.seat.bootstrap(), call, &mine, deadline)
+        })?;
+        all.iter().map(|bytes| Record::decode(bytes)).collect()
     }
 
     fn round<const N: usize>(
         &self,
-        call: &str,
+        name: &str,
+        words: &str,
         mine: Result<[u64; N], Outcome>,
     ) -> Result<Vec<[u64; N]>> {
-        self.seat.check_open()?;
-        let deadline = self.seat.deadline();
-        self.rounds
-            .agree(self.seat.bootstrap(), call, mine, deadline)
+        self.in_round(name, words, |call| {
+            let (bootstrap, deadline) = (self.seat.bootstrap(), self.seat.deadline());
+            self.rounds.agree(bootstrap, call, mine, deadline)
+        })
+    }
+
+    /// Makes a round of the call of this name, which errors call by these words.
+    fn in_round<R>(
+        &self,
+        name: &str,
+        words: &str,
+        make: impl FnOnce(Call<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let seat = &*self.seat;
+        seat.check_open()?;
+        let rounds = self.rounds.made();
+        seat.enter_round(rounds, words)?;
+        let here = seat.milestone();
+        let made = make(here.call(name, words));
+        seat.leave_round(rounds);
+        match made {
+            Ok(made) => {
+                seat.settle(here);
+                Ok(made)
+            }
+            Err(error) => Err(seat.round_failed(error)),
+        }
     }
 
     fn named(&self, error: Error, operation: &'static str) -> Error {
@@ -272,9 +306,13 @@ impl SymmetricMemory for Windows {
     fn register(&mut self, memory: &Memory) -> Result<WindowId> {
         self.seat.check_open()?;
         let local = self.check_registrable(memory);
-        self.round("register", local.map(|()| [memory.bytes() as u64]))
-            .and_then(|all| round::equal(all.into_iter().flatten(), Field::Bytes))
-            .map_err(|error| self.named(error, "register"))?;
+        self.round(
+            "register",
+            "register",
+            local.map(|()| [memory.bytes() as u64]),
+        )
+        .and_then(|all| round::equal(all.into_iter().flatten(), Field::Bytes))
+        .map_err(|error| self.named(error, "register"))?;
         let (peers, reach) = self.reach(memory)?;
         Ok(self.insert(memory, peers, reach))
     }
@@ -283,12 +321,12 @@ impl SymmetricMemory for Windows {
         self.seat.check_open()?;
         let local = if !self.live.contains_key(&window) {
             Err(Outcome::UnknownWindow)
-        } else if self.device.refuse(Call::Retire).is_err() {
+        } else if self.device.refuse(model::Call::Retire).is_err() {
             Err(Outcome::Refused)
         } else {
             Ok(())
         };
-        self.round("retire", local.map(|()| [window.0]))
+        self.round("retire", "retire", local.map(|()| [window.0]))
             .and_then(|all| round::equal(all.into_iter().flatten(), Field::Window))
             .map_err(|error| self.named(error, "retire"))?;
         self.seat.window_closed(window);

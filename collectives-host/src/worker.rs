@@ -1,5 +1,6 @@
 //! The thread that runs an asynchronous stream.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 use std::thread;
@@ -7,6 +8,15 @@ use std::thread;
 use collectives_core::error::{Error, ErrorKind, Result};
 
 use crate::queue::{Job, Jobs, Queue, panicked};
+
+thread_local! {
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread runs a stream, and not the one that enqueues.
+pub(crate) fn is_here() -> bool {
+    IS_WORKER.get()
+}
 
 /// Starts the stream's worker unless it has one.
 pub(crate) fn ensure(queue: &Arc<Queue>, jobs: &mut Jobs) -> Result<()> {
@@ -31,6 +41,7 @@ pub(crate) fn ensure(queue: &Arc<Queue>, jobs: &mut Jobs) -> Result<()> {
 ///
 /// Every position completes, whatever becomes of its work, so that nobody waits for ever.
 fn work(queue: &Arc<Queue>) {
+    IS_WORKER.set(true);
     while let Some((position, job)) = next(queue) {
         let done = catch_unwind(AssertUnwindSafe(|| run(queue, job)));
         if let Err(error) = done.unwrap_or_else(|payload| Err(panicked(&*payload))) {

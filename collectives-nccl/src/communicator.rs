@@ -1,6 +1,7 @@
 //! The communicator over NCCL.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use collectives_core::addr::{Addr, WindowSlice};
@@ -11,8 +12,8 @@ use collectives_core::communicator::{AbortHandle, Capabilities, CommInfo, Commun
 use collectives_core::device::Device;
 use collectives_core::error::{Error, Misuse, Result, Unsupported};
 use collectives_core::memory::Memory;
-use collectives_core::rank::CommId;
-use collectives_core::round::Rounds;
+use collectives_core::rank::{CommId, Process};
+use collectives_core::round::{Call, Rounds};
 use collectives_core::split;
 use collectives_core::submission::Submission;
 use collectives_core::symmetric::SymmetricMemory;
@@ -57,6 +58,8 @@ pub struct NcclCommunicator {
     /// The word that barriers reduce.
     pub(crate) barrier: Memory,
     splits: u64,
+    /// The process that the communicator is of.
+    process: Process,
 }
 
 impl NcclCommunicator {
@@ -121,6 +124,7 @@ impl NcclCommunicator {
             rounds,
             barrier,
             splits: 0,
+            process: Process::this(),
         })
     }
 
@@ -158,9 +162,14 @@ impl NcclCommunicator {
         watchdog::ending()
     }
 
+    /// The call of the last round.
+    fn last_call(&self) -> Call<'static> {
+        Call::named("shutdown").after(self.state.operations(), false)
+    }
+
     fn child(&mut self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
         let deadline = self.state.options.deadline;
-        let records = self.agree(&split::record(color, key), deadline)?;
+        let records = self.exchange("split", &split::record(color, key), deadline)?;
         self.splits += 1;
         let Some(color) = color else { return Ok(None) };
         let members = split::members(&records, color);
@@ -168,6 +177,25 @@ impl NcclCommunicator {
         let bootstrap = self.state.bootstrap.subgroup(&name, &members)?;
         let options: Options = self.state.options.clone();
         Self::connect(bootstrap, Arc::clone(&self.cuda), options).map(Some)
+    }
+
+    /// Gives every rank the record of every rank, in a round of the call of this name.
+    fn exchange(
+        &mut self,
+        name: &'static str,
+        mine: &Record,
+        deadline: Duration,
+    ) -> Result<Vec<Record>> {
+        let state = &*self.state;
+        state.check_open()?;
+        let words = mine.call();
+        let call = Call::named(name).in_words(words.as_deref().unwrap_or(name));
+        let call = call.after(state.operations(), false);
+        self.rounds
+            .run(&*state.bootstrap, call, &mine.encode(), deadline)
+            .map_err(|error| state.own_failure(error))
+            .and_then(|all| all.iter().map(|bytes| Record::decode(bytes)).collect())
+            .map_err(|error: Error| state.note(error.during(name)))
     }
 
     /// Hands everything to the watchdog, which ends it after the last graph.
@@ -221,12 +249,7 @@ impl Communicator for NcclCommunicator {
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
-        self.state.check_open()?;
-        self.rounds
-            .run(&*self.state.bootstrap, "agree", &mine.encode(), deadline)
-            .map_err(|error| self.state.own_failure(error))
-            .and_then(|all| all.iter().map(|bytes| Record::decode(bytes)).collect())
-            .map_err(|error: Error| self.state.note(error.during("agree")))
+        self.exchange("agree", mine, deadline)
     }
 
     fn window_of(&self, addr: Addr, bytes: usize) -> Option<WindowSlice> {
@@ -269,7 +292,7 @@ impl Communicator for NcclCommunicator {
             // Nobody deregisters a window that another rank still works on.
             Ok(()) => self
                 .rounds
-                .run(&*self.state.bootstrap, "shutdown", &[], deadline)
+                .run(&*self.state.bootstrap, self.last_call(), &[], deadline)
                 .map_err(|error| self.state.own_failure(error))
                 .map(drop),
         };
@@ -285,10 +308,16 @@ impl Communicator for NcclCommunicator {
 }
 
 impl Drop for NcclCommunicator {
+    /// A fork has copies of everything that its parent owns, and what it drops of that is no end of the
+    /// parent's.
     fn drop(&mut self) {
-        if !self.state.is_closed() && !self.state.has_failed() {
-            let cause = "the rank dropped its communicator without shutting it down";
-            self.state.bootstrap.publish_failure(cause);
+        if !self.process.is_this() || self.state.is_closed() || self.state.has_failed() {
+            return;
         }
+        let cause = match thread::panicking() {
+            true => "it panicked",
+            false => "it dropped the communicator without shutting it down",
+        };
+        self.state.bootstrap.publish_failure(cause);
     }
 }

@@ -154,8 +154,12 @@ impl NcclCommunicator {
         if divides {
             self.prepare(calls)?;
         }
-        if submission.capture.is_some() {
-            self.claim(stream, calls)?;
+        match submission.capture {
+            Some(_) => self.claim(stream, calls)?,
+            None if calls.iter().all(|call| call.kind().is_point_to_point()) => {
+                self.state.note_messages();
+            }
+            None => {}
         }
         let enqueue = || {
             // SAFETY: By the caller ("The copies").

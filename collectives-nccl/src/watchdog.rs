@@ -10,6 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use collectives_core::disorder;
 use collectives_core::error::{Error, ErrorKind, Result};
 
 use crate::driver::CurrentRelaxed;
@@ -122,7 +123,7 @@ fn look(state: &State, stall: &mut Stall) {
         && rank != state.rank()
         && !state.is_closed()
     {
-        state.fail(&Error::new(ErrorKind::PeerFailed { rank, cause }));
+        state.fail(&disorder::heard(rank, &cause));
         return;
     }
     let blocked = state.control().blocked;

@@ -8,7 +8,7 @@ use collectives_core::device::Device;
 use collectives_core::error::{Error, Field, Misuse, Result, Unsupported};
 use collectives_core::memory::{KeepAlive, Memory};
 use collectives_core::rank::{CommId, Rank};
-use collectives_core::round::{self, Rounds};
+use collectives_core::round::{self, Call, Rounds};
 use collectives_core::symmetric::SymmetricMemory;
 use nccl_sys::WindowFlags;
 
@@ -179,10 +179,12 @@ impl Windows {
     /// The words of all ranks after one round, or the same error everywhere.
     fn round<const N: usize>(
         &self,
-        call: &str,
+        (name, words): (&str, &str),
         mine: Result<[u64; N], Outcome>,
     ) -> Result<Vec<[u64; N]>> {
         let state = &*self.state;
+        let call = Call::named(name).in_words(words);
+        let call = call.after(state.operations(), false);
         self.rounds
             .agree(&*state.bootstrap, call, mine, state.options.deadline)
             .map_err(|error| state.own_failure(error))
@@ -190,14 +192,17 @@ impl Windows {
 
     fn register_checked(&mut self, memory: &Memory) -> Result<WindowId> {
         let mine = self.check_registrable(memory);
-        let all = self.round("register", mine.map(|()| [memory.bytes() as u64]))?;
+        let all = self.round(
+            ("register", "register"),
+            mine.map(|()| [memory.bytes() as u64]),
+        )?;
         round::equal(all.into_iter().flatten(), Field::Bytes)?;
         let native = self.register_native(memory)?;
         let local = match native.is_null() {
             true => Err(Outcome::NullWindow),
             false => Ok(()),
         };
-        if let Err(error) = self.round("the end of register", local.map(|()| [])) {
+        if let Err(error) = self.round(("the end of register", "register"), local.map(|()| [])) {
             if local.is_ok() {
                 self.deregister(native)?;
             }
@@ -254,7 +259,7 @@ impl Windows {
 
     fn retire_checked(&mut self, window: WindowId) -> Result<()> {
         let local = self.place(window).map(drop).ok_or(Outcome::UnknownWindow);
-        let all = self.round("retire", local.map(|()| [window.0]))?;
+        let all = self.round(("retire", "retire"), local.map(|()| [window.0]))?;
         round::equal(all.into_iter().flatten(), Field::Window)?;
         self.places.retain(|place| place.window != window);
         let removed = self.live().remove(&window);

@@ -6,8 +6,9 @@
 )]
 
 use std::fs;
-use std::process::ExitCode;
-use std::sync::Arc;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -30,20 +31,22 @@ use rustix::process::{Signal, getpid, kill_process};
 /// Longer than any test may take: a peer that is gone must be noticed long before.
 const DEADLINE: Duration = Duration::from_secs(25);
 
-const BODIES: [(&str, Body); 4] = [
+const BODIES: [(&str, Body); 5] = [
     ("ends-well", ends_well),
     ("dies-before", dies_before),
     ("dies-inside", dies_inside),
     ("sends", sends),
+    ("forks", forks),
 ];
 
 fn main() -> ExitCode {
     dispatch(&BODIES);
-    let tests: [(&str, fn()); 4] = [
+    let tests: [(&str, fn()); 5] = [
         ("after_success_nothing_has_a_name", success),
         ("a_peer_that_was_killed_has_failed", killed_before),
         ("a_peer_that_is_killed_inside_has_failed", killed_inside),
         ("messages_of_any_length_arrive", messages),
+        ("a_fork_that_drops_what_it_inherited_ends_nothing", forked),
     ];
     let trial = |(name, test): (&str, fn())| {
         Trial::test(name, move || {
@@ -109,6 +112,11 @@ fn expect_failure_of_rank_1(report: &Report) {
 
 fn messages() {
     let report = run("sends", 3);
+    assert!(report.is_ok(), "{report}");
+}
+
+fn forked() {
+    let report = run("forks", 3);
     assert!(report.is_ok(), "{report}");
 }
 
@@ -208,5 +216,40 @@ fn sends(world: &World) -> Result<Vec<u8>> {
     }
     let _deferred = handle.close()?;
     let _left = place.bootstrap.all_gather("end", &[], DEADLINE);
+    Ok(Vec::new())
+}
+
+/// Rank 0, which hosts the control plane, and rank 1 fork a process each that drops all it inherited.
+fn forks(world: &World) -> Result<Vec<u8>> {
+    /// `ECANCELED`, which nothing else here gives.
+    const CANCELED: i32 = 125;
+    let place = join(world)?;
+    let stream = place.device.create_stream()?;
+    let bootstrap = Arc::clone(&place.bootstrap);
+    let pair = place.bootstrap.subgroup("pair", &[world.rank])?;
+    let held = Arc::new(Mutex::new(Some((place, pair))));
+    if world.rank != Rank(2) {
+        let inherited = Arc::clone(&held);
+        let mut command = Command::new("/proc/self/exe");
+        // SAFETY: Nobody holds the lock while this thread forks, and what is dropped takes no other.
+        unsafe {
+            command.pre_exec(move || {
+                drop(inherited.lock().map(|mut held| held.take()));
+                // The fork ends here, in place of the program.
+                Err(std::io::Error::from_raw_os_error(CANCELED))
+            });
+        }
+        let error = command.spawn().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(CANCELED));
+    }
+    let (place, _pair) = held.lock().unwrap().take().unwrap();
+    let mut tensor = Buffer::from_slice(&place.device, &vec![1_u32; 3000], &stream)?;
+    let mut handle = Collectives::without_scratch(place.comm);
+    for _ in 0..100 {
+        handle.all_reduce(&mut tensor, ReduceOp::Max, &stream)?;
+    }
+    assert_eq!(bootstrap.failure(), None);
+    let _deferred = handle.close()?;
+    let _left = bootstrap.all_gather("end", &[], DEADLINE)?;
     Ok(Vec::new())
 }

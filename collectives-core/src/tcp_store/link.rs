@@ -13,6 +13,7 @@ use super::server::{Host, spawn};
 use super::wire::message::{Key, Outcome, Reply, Request};
 use super::wire::{read_frame, reply_limit};
 use crate::error::{Misuse, Result};
+use crate::rank::Process;
 
 /// How long a published failure waits to hear which failure was the first.
 const FIRST_FAILURE: Duration = Duration::from_secs(1);
@@ -29,6 +30,7 @@ pub(super) struct Link {
     warn_after: Duration,
     patience: Duration,
     host: Option<Host>,
+    process: Process,
 }
 
 #[derive(Debug, Default)]
@@ -93,6 +95,7 @@ impl Link {
             warn_after,
             patience,
             host,
+            process: Process::this(),
         })
     }
 
@@ -228,6 +231,9 @@ impl Link {
 
     /// Removes an end of a group.
     pub(super) fn close(&self, key: &Key) {
+        if !self.process.is_this() {
+            return;
+        }
         let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         let mut news = self.inbox.lock();
         let Some(group) = news.groups.get_mut(key) else {
@@ -286,6 +292,11 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
+        if !self.process.is_this() {
+            // A fork shares the connection, and has none of the store's threads.
+            std::mem::forget(self.host.take());
+            return;
+        }
         let cause = thread::panicking().then(|| "it panicked".to_owned());
         if self.lost().is_none() {
             self.send(&Request::Leave { cause });

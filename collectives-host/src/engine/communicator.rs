@@ -128,7 +128,7 @@ impl<T: Transport> Engine<T> {
         Ok(Self {
             capabilities: capabilities(&endpoint),
             windows: Windows::new(info.id, seat, Arc::clone(&device)),
-            presence: Arc::new(Presence(endpoint)),
+            presence: Arc::new(Presence::new(endpoint)),
             device: Arc::clone(&device) as Arc<dyn Device>,
             host: device,
             info,
@@ -257,6 +257,7 @@ impl<T: Transport> Communicator for Engine<T> {
         self.check(calls)
             .map_err(|error| endpoint.health.named(error))?;
         let queue = self.host.queue(submission.stream)?;
+        endpoint.count(calls);
         if submission.capture.is_some() && !calls.is_empty() {
             // Before the first copy, and without the turn, so that nobody who looks at the stream waits
             // for a peer.
@@ -278,11 +279,9 @@ impl<T: Transport> Communicator for Engine<T> {
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
-        let endpoint = Arc::clone(self.endpoint());
         self.windows
-            .exchange("agree", &mine.encode(), deadline)
-            .and_then(|all| all.iter().map(|bytes| Record::decode(bytes)).collect())
-            .map_err(|error| endpoint.health.named(error.during("agree")))
+            .exchange("agree", mine, deadline)
+            .map_err(|error| self.endpoint().health.named(error.during("agree")))
     }
 
     fn window_of(&self, addr: Addr, bytes: usize) -> Option<WindowSlice> {
@@ -298,7 +297,10 @@ impl<T: Transport> Communicator for Engine<T> {
 
     fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn Communicator>>> {
         let deadline = self.endpoint().deadline();
-        let records = self.agree(&split::record(color, key), deadline)?;
+        let records = self
+            .windows
+            .exchange("split", &split::record(color, key), deadline)
+            .map_err(|error| self.endpoint().health.named(error.during("split")))?;
         self.splits += 1;
         let Some(color) = color else { return Ok(None) };
         let members = split::members(&records, color);

@@ -11,16 +11,18 @@ use collectives_core::collective::Collective;
 use collectives_core::communicator::Abort;
 use collectives_core::error::{Error, ErrorKind, Result};
 use collectives_core::memory::Memory;
-use collectives_core::rank::Rank;
+use collectives_core::rank::{Process, Rank};
 
 use super::direct::Direct;
 use super::fold::FoldScratch;
 use super::health::Health;
 use super::neighbours::{self, Neighbours};
 use super::transport::Transport;
+use crate::course::{self, Course, Milestone};
 use crate::device::HostDevice;
 use crate::fabric::lock;
 use crate::file;
+use crate::presence::cause_of_drop;
 use crate::seat::{Reach, Seat};
 use crate::tickets::{Ticket, Tickets};
 use crate::verdict::Outcome;
@@ -38,6 +40,7 @@ pub(super) struct Endpoint<T> {
     closed: AtomicBool,
     deadline: AtomicU64,
     scratch: Mutex<FoldScratch>,
+    course: Course,
 }
 
 impl<T> AsRef<Tickets> for &Endpoint<T> {
@@ -76,6 +79,15 @@ impl<T: Transport> Endpoint<T> {
             closed: AtomicBool::new(false),
             deadline: AtomicU64::new(0),
             scratch: Mutex::new(FoldScratch::default()),
+            course: Course::default(),
+        }
+    }
+
+    /// Counts a call, or a launch of a recorded one.
+    #[inline]
+    pub(super) fn count(&self, calls: &[Collective<'_>]) {
+        if course::meets(calls) {
+            self.course.call();
         }
     }
 
@@ -220,6 +232,7 @@ impl<T: Transport> Endpoint<T> {
             [call] => call.kind().name(),
             _ => "group",
         };
+        self.course.note(&error);
         let error = self.health.named(error.during(operation));
         if error.poisons() && !self.health.is_broken() {
             self.fail(&error.to_string(), false);
@@ -243,6 +256,35 @@ impl<T: Transport> Seat for Endpoint<T> {
 
     fn bootstrap(&self) -> &dyn Bootstrap {
         &*self.bootstrap
+    }
+
+    fn milestone(&self) -> Milestone {
+        self.course.at(self.course.operations())
+    }
+
+    fn settle(&self, there: Milestone) {
+        self.course.settle(there);
+    }
+
+    fn enter_round(&self, rounds: u64, call: &str) -> Result<()> {
+        self.transport
+            .enter_round(rounds, self.tickets.is_idle(), call)
+    }
+
+    fn leave_round(&self, rounds: u64) {
+        self.transport.leave_round(rounds);
+    }
+
+    fn round_failed(&self, error: Error) -> Error {
+        match error.kind() {
+            ErrorKind::Mismatch { .. } if error.poisons() => {
+                self.health.publish(&error);
+                self.transport.interrupt();
+            }
+            ErrorKind::PeerFailed { .. } => {}
+            _ => return error,
+        }
+        self.health.failure().unwrap_or(error)
     }
 
     fn place_of(&self, memory: &Memory) -> Option<Vec<u8>> {
@@ -297,7 +339,13 @@ impl<T: Transport> Abort for EngineAbort<T> {
 /// Held by the communicator and by work that is enqueued or being launched, not by graphs; when the
 /// last one goes without a shutdown, that is this rank's failure.
 #[derive(Debug)]
-pub(super) struct Presence<T: Transport>(pub(super) Arc<Endpoint<T>>);
+pub(super) struct Presence<T: Transport>(pub(super) Arc<Endpoint<T>>, Process);
+
+impl<T: Transport> Presence<T> {
+    pub(super) fn new(endpoint: Arc<Endpoint<T>>) -> Self {
+        Self(endpoint, Process::this())
+    }
+}
 
 impl<T: Transport> AsRef<Tickets> for Arc<Presence<T>> {
     fn as_ref(&self) -> &Tickets {
@@ -307,9 +355,11 @@ impl<T: Transport> AsRef<Tickets> for Arc<Presence<T>> {
 
 impl<T: Transport> Drop for Presence<T> {
     fn drop(&mut self) {
+        if !self.1.is_this() {
+            return;
+        }
         if self.0.close() && self.0.bootstrap.world_size() > 1 {
-            let cause = "it dropped the communicator without shutting it down";
-            self.0.fail(cause, false);
+            self.0.fail(cause_of_drop(), false);
         }
     }
 }

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use collectives_core::bootstrap::Bootstrap;
-use collectives_core::error::{Error, ErrorKind};
+use collectives_core::error::Error;
 use collectives_core::rank::Rank;
 
-use crate::fabric::lock;
+use crate::fabric::{Failure, lock};
 
 /// The first failure of a communicator, this rank's or one that the control plane tells of.
 #[derive(Debug)]
@@ -16,13 +16,6 @@ pub struct Health {
     backend: &'static str,
     broken: AtomicBool,
     failure: Mutex<Option<Failure>>,
-}
-
-#[derive(Clone, Debug)]
-struct Failure {
-    rank: Rank,
-    cause: String,
-    aborted: bool,
 }
 
 impl Health {
@@ -49,17 +42,8 @@ impl Health {
             let (rank, cause) = self.bootstrap.failure()?;
             self.note(rank, &cause, false);
         }
-        let Failure {
-            rank,
-            cause,
-            aborted,
-        } = lock(&self.failure).clone()?;
-        let kind = match (rank == self.bootstrap.rank(), aborted) {
-            (true, true) => ErrorKind::Aborted { cause },
-            (true, false) => ErrorKind::Poisoned { cause },
-            (false, _) => ErrorKind::PeerFailed { rank, cause },
-        };
-        Some(self.named(Error::new(kind)))
+        let failure = lock(&self.failure).clone()?;
+        Some(self.named(failure.seen_from(self.bootstrap.rank())))
     }
 
     /// Notes that a rank failed, without telling anybody; the first failure stays.
@@ -70,6 +54,19 @@ impl Health {
             aborted,
         });
         self.broken.store(true, Ordering::Release);
+    }
+
+    /// Ends the communicator on all ranks with an error that is the same on all of them; if another
+    /// failure was published before, with that.
+    #[cold]
+    pub fn publish(&self, error: &Error) {
+        self.bootstrap.publish_failure(&error.kind().to_string());
+        let _first = self.failure();
+    }
+
+    /// Tells the others, and those alone, that this rank comes to no round any more.
+    pub(crate) fn tell(&self, cause: &str) {
+        self.bootstrap.publish_failure(cause);
     }
 
     /// Fails the communicator on all ranks.

@@ -29,6 +29,7 @@ impl<T: Transport> Node for EngineNode<T> {
             // Its bytes may be somebody else's by now.
             return Err(presence.0.health.named(Misuse::UnknownWindow.into()));
         }
+        self.calls.with(|calls| presence.0.count(calls));
         let ticket = Ticket::take(presence);
         Ok(Box::new(move || {
             self.calls.with(|calls| {

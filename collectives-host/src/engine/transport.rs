@@ -93,4 +93,20 @@ pub trait Transport: Debug + Send + Sync + Sized + 'static {
 
     /// The communicator was shut down, on this rank; called once, and it waits for no peer.
     fn close(&self);
+
+    /// This rank comes to a round of the control plane, before which it made so many, for this call. If
+    /// it is idle, nothing that it enqueued is still to run.
+    ///
+    /// A transport whose ranks see each other tells those who wait for this one in an operation, so that
+    /// calls that are out of order are found while it is in the round.
+    ///
+    /// # Errors
+    ///
+    /// When a rank was shut down that has not been in this round.
+    fn enter_round(&self, _rounds: u64, _idle: bool, _call: &str) -> Result<()> {
+        Ok(())
+    }
+
+    /// The round before which this rank made so many has its outcome.
+    fn leave_round(&self, _rounds: u64) {}
 }

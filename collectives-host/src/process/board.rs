@@ -16,7 +16,7 @@ use collectives_core::rank::Rank;
 use super::segment::{BOARD, Segment};
 use crate::compare::Posts;
 use crate::meeting::prefetch_for_writing;
-use crate::post::{CAPTURED, EAGER, GROUP, INLINE, Post, SMALL, UNEVEN, WINDOWS};
+use crate::post::{Asked, CAPTURED, EAGER, GROUP, INLINE, Post, SMALL, UNEVEN, WINDOWS};
 
 /// What a board begins with.
 #[repr(C)]
@@ -137,6 +137,17 @@ pub(super) fn write_group(
     }
     front(board).become_like(own);
     Ok(())
+}
+
+/// What a rank asks for that wrote this board and keeps `own` of it.
+///
+/// # Safety
+///
+/// The board is this rank's own, and was written for `own`.
+#[cold]
+pub(super) unsafe fn asked(board: *const u8, own: &Post) -> Asked {
+    // SAFETY: By the caller, a group's posts lie on the board.
+    unsafe { rebased(*own, board).asked() }
 }
 
 /// The post at the front of this rank's own board.

@@ -43,10 +43,10 @@ impl<'a> Inside<'a> {
         written.inspect_err(|error| self.shared.health.fail(&error.to_string(), false))
     }
 
-    /// Meets the other ranks over what was announced.
+    /// Meets the other ranks over what was announced, of which this rank keeps `own`.
     #[inline]
-    pub(super) fn meet(&self, letters: &mut Letters, deadline: Duration) -> Result<()> {
-        meeting::meet(self.shared, letters, self.number, deadline)
+    pub(super) fn meet(&self, letters: &mut Letters, own: &Post, deadline: Duration) -> Result<()> {
+        meeting::meet(self.shared, letters, self.number, own, deadline)
     }
 
     /// What all ranks say, of whom this one said `own`.

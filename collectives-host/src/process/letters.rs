@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use collectives_core::agreement::mismatch;
 use collectives_core::collective::{Collective, Op};
+use collectives_core::disorder::{crossed, out_of_order};
 use collectives_core::dtype::DType;
 use collectives_core::error::{Error, ErrorKind, Field, Result};
 use collectives_core::rank::Rank;
@@ -140,12 +141,30 @@ impl Letters {
         }
     }
 
-    pub(super) fn partners(&self, me: usize) -> impl Iterator<Item = usize> {
-        let partner = move |letter: &Letter| match letter.from == me {
-            true => letter.to,
-            false => letter.from,
-        };
-        self.under_way.iter().map(partner)
+    pub(super) fn partners(&self) -> impl Iterator<Item = usize> {
+        self.under_way.iter().map(Letter::partner)
+    }
+
+    /// Ends the communicator if the partner of a letter is in a round that waits for this rank.
+    #[cold]
+    pub(super) fn look_across(&self, shared: &Shared) {
+        for letter in &self.under_way {
+            let partner = letter.partner();
+            let Some(call) = shared.call_across(partner) else {
+                continue;
+            };
+            // After where it is: a rank that came to the letter first has not been absent from it.
+            let waiting = letter.number << 3 | letter.own_bit();
+            if letter.channel(shared).state.load(Ordering::Acquire) != waiting {
+                continue;
+            }
+            let mut calls = vec![None; shared.segment.ranks()];
+            calls[shared.me] = Some(letter.words());
+            calls[partner] = Some(call);
+            if let Some(error) = crossed(&calls) {
+                shared.health.publish(&error);
+            }
+        }
     }
 
     /// Gives up on all of them, because of this.
@@ -172,6 +191,19 @@ impl Letter {
         shared.segment.channel(self.from, self.to)
     }
 
+    fn me(&self) -> usize {
+        if self.sends { self.from } else { self.to }
+    }
+
+    fn partner(&self) -> usize {
+        if self.sends { self.to } else { self.from }
+    }
+
+    fn words(&self) -> String {
+        let name = if self.sends { "send" } else { "recv" };
+        format!("{name} {} of {}", self.dtype, self.count)
+    }
+
     fn own_bit(&self) -> u64 {
         if self.sends { SENDER } else { RECEIVER }
     }
@@ -196,7 +228,8 @@ impl Letter {
         let state = channel.state.load(Ordering::Acquire);
         if let Phase::Posted = self.phase {
             if state & DEAD != 0 {
-                return Some(self.leave(shared, Err(self.timeout())));
+                let error = self.too_late(shared).unwrap_or_else(|| self.timeout());
+                return Some(self.leave(shared, Err(error)));
             }
             if state & (SENDER | RECEIVER) != SENDER | RECEIVER {
                 return None;
@@ -279,6 +312,21 @@ impl Letter {
         })
     }
 
+    /// The error of a half that came late and is not what the other half waited for.
+    #[cold]
+    fn too_late(&self, shared: &Shared) -> Option<Error> {
+        let says = &self.channel(shared).says[usize::from(!self.sends)];
+        let [count, _, dtype] = says.each_ref().map(|word| word.load(Ordering::Relaxed));
+        if !self.is_late || (count, dtype) == (self.count as u64, self.dtype as u64) {
+            return None;
+        }
+        let name = if self.sends { "recv" } else { "send" };
+        let ours = format!("{name} {} of {count}", dtype_name(dtype));
+        let error = out_of_order(self.me(), self.words(), ours);
+        shared.health.publish(&error);
+        Some(shared.health.failure().unwrap_or(error))
+    }
+
     /// Of two halves that differ, the higher rank is the odd one.
     fn compare(&self, channel: &Channel) -> Result<()> {
         let says = |half: usize| {
@@ -290,12 +338,9 @@ impl Letter {
             true => (self.to, received, sent),
             false => (self.from, sent, received),
         };
-        let name = |code: u64| {
-            let dtype = DType::ALL.into_iter().find(|dtype| *dtype as u64 == code);
-            dtype.map_or_else(|| code.to_string(), |dtype| dtype.to_string())
-        };
         if sent.1 != received.1 {
-            return Err(mismatch(odd, Field::DType, name(theirs.1), name(ours.1)));
+            let (theirs, ours) = (dtype_name(theirs.1), dtype_name(ours.1));
+            return Err(mismatch(odd, Field::DType, theirs, ours));
         }
         if sent.0 != received.0 {
             let (theirs, ours) = (theirs.0.to_string(), ours.0.to_string());
@@ -303,4 +348,10 @@ impl Letter {
         }
         Ok(())
     }
+}
+
+/// The name of an element type, by the code that is exchanged.
+fn dtype_name(code: u64) -> String {
+    let dtype = DType::ALL.into_iter().find(|dtype| *dtype as u64 == code);
+    dtype.map_or_else(|| code.to_string(), |dtype| dtype.to_string())
 }

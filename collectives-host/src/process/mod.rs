@@ -16,6 +16,7 @@ mod board;
 mod common;
 mod folded;
 mod inside;
+mod judgement;
 mod letters;
 mod meeting;
 mod peers;

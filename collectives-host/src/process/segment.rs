@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use crossbeam_utils::CachePadded;
 
 use crate::engine::Mapping;
+use crate::standing::{Standing, Text};
 
 /// What a rank says of an operation, and payload that fits beside it.
 pub(super) const BOARD: usize = 64 << 10;
@@ -27,9 +28,24 @@ pub(super) struct Head {
     pub(super) sleepers: CachePadded<AtomicU32>,
     /// The last operation that somebody gave up on, or tried to.
     pub(super) judged: CachePadded<AtomicU64>,
-    /// The last operation on which that is settled, and how long was waited.
+    /// The last operation on which that is settled.
     pub(super) settled: AtomicU64,
+}
+
+/// Operations that somebody gave up on, of which what was found is kept for ranks that come late.
+pub(super) const JUDGEMENTS: usize = 32;
+
+/// What became of an operation that somebody gave up on. Behind it lie the absent ranks, one bit each.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Judgement {
+    /// The operation, zero while the rest is written.
+    pub(super) number: AtomicU64,
+    /// How long was waited; [`u64::MAX`] if there was another reason.
     pub(super) waited: AtomicU64,
+    /// What those who came asked for.
+    pub(super) digest: AtomicU64,
+    pub(super) words: Text,
 }
 
 /// One rank's words.
@@ -39,8 +55,17 @@ pub(super) struct Berth {
     pub(super) left: CachePadded<AtomicU64>,
     /// Steps of operations this rank has come to.
     pub(super) step: CachePadded<AtomicU64>,
-    /// Whether the rank shut the communicator down.
+    /// Whether the rank shut the communicator down, and which way: [`Berth::LEFT`] or [`Berth::FAILED`].
     pub(super) gone: CachePadded<AtomicU32>,
+    /// Where this rank is in its rounds.
+    pub(super) standing: CachePadded<Standing>,
+}
+
+impl Berth {
+    /// The rank left of its own accord.
+    pub(super) const LEFT: u32 = 1;
+    /// The rank left because the communicator had failed.
+    pub(super) const FAILED: u32 = 2;
 }
 
 /// Messages from one rank to another.
@@ -68,6 +93,7 @@ const PAGE: usize = 4096;
 
 /// Where things begin; each begins at a page.
 struct Layout {
+    judgements: usize,
     berths: usize,
     channels: usize,
     boards: usize,
@@ -79,12 +105,14 @@ struct Layout {
 impl Layout {
     fn of(ranks: usize) -> Self {
         let pages = |bytes: usize| bytes.next_multiple_of(PAGE);
-        let berths = pages(size_of::<Head>());
+        let judgements = pages(size_of::<Head>());
+        let berths = judgements + pages(JUDGEMENTS * judgement(ranks));
         let channels = berths + pages(ranks * size_of::<Berth>());
         let boards = channels + pages(ranks * ranks * size_of::<Channel>());
         let stages = boards + ranks * 2 * BOARD;
         let packets = stages + ranks * STAGES * STAGE;
         Self {
+            judgements,
             berths,
             channels,
             boards,
@@ -93,6 +121,11 @@ impl Layout {
             bytes: packets + ranks * ranks * 2 * PACKET,
         }
     }
+}
+
+/// Bytes of a judgement on this many ranks.
+fn judgement(ranks: usize) -> usize {
+    size_of::<Judgement>() + ranks.div_ceil(64) * size_of::<AtomicU64>()
 }
 
 impl Segment {
@@ -132,6 +165,20 @@ impl Segment {
     pub(super) fn head(&self) -> &Head {
         // SAFETY: The segment begins with it.
         unsafe { self.words(0) }
+    }
+
+    /// Where the judgement on an operation is, or was, and the words with the absent ranks.
+    pub(super) fn judgement(&self, number: u64) -> (&Judgement, &[AtomicU64]) {
+        let turn = usize::try_from(number % JUDGEMENTS as u64).unwrap_or(0);
+        let at = self.layout.judgements + turn * judgement(self.ranks);
+        let behind = self.place(at + size_of::<Judgement>()).cast::<AtomicU64>();
+        // SAFETY: There are so many judgements, one behind the other, each with its words.
+        unsafe {
+            (
+                self.words(at),
+                std::slice::from_raw_parts(behind, self.ranks.div_ceil(64)),
+            )
+        }
     }
 
     pub(super) fn berth(&self, rank: usize) -> &Berth {

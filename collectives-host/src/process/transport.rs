@@ -16,12 +16,14 @@ use super::common;
 use super::inside::Inside;
 use super::letters::Letters;
 use super::peers::Peers;
-use super::segment::Segment;
+use super::segment::{Berth, Segment};
 use super::staged::Staged;
 use crate::compare;
+use crate::endpoint::SHUT;
 use crate::engine::fold::FoldScratch;
 use crate::engine::{Health, Ranks, Transport};
 use crate::post::Post;
+use crate::worker;
 
 /// The name of this backend in errors and reports.
 const BACKEND: &str = "host-processes";
@@ -89,11 +91,23 @@ impl Shared {
         if self.health.failure().is_some() || self.ended() {
             return;
         }
-        let gone = |&rank: &usize| self.segment.berth(rank).gone.load(Ordering::Acquire) != 0;
-        if let Some(rank) = awaited.into_iter().find(gone) {
-            self.health
-                .note(Rank::new(rank), "it shut the communicator down", false);
+        let awaited: Vec<_> = awaited.into_iter().collect();
+        let _noted = self.note_gone(|rank| awaited.contains(&rank));
+    }
+
+    /// Notes that a rank was shut down that is awaited, if one was, and rather one that left of its own
+    /// accord than one that followed it.
+    fn note_gone(&self, is_awaited: impl Fn(usize) -> bool) -> bool {
+        let gone = |rank: usize| self.segment.berth(rank).gone.load(Ordering::SeqCst);
+        let first = |how| {
+            let mut ranks = 0..self.segment.ranks();
+            ranks.find(|&rank| gone(rank) == how && is_awaited(rank))
+        };
+        let first = first(Berth::LEFT).or_else(|| first(Berth::FAILED));
+        if let Some(rank) = first {
+            self.health.note(Rank::new(rank), SHUT, false);
         }
+        first.is_some()
     }
 
     /// Whether a peer's process is gone, which fails the communicator. One that was shut down before
@@ -106,6 +120,19 @@ impl Shared {
                 .note(Rank::new(rank), "its process is gone", false);
         }
         ended.is_some()
+    }
+
+    /// The call in whose round another rank waits for this one, which comes to none before its own
+    /// operation has ended.
+    #[cold]
+    pub(super) fn call_across(&self, rank: usize) -> Option<String> {
+        let standing = &self.segment.berth(self.me).standing;
+        // Where a worker runs the operation, this rank may still come to the round.
+        if worker::is_here() || standing.is_inside() {
+            return None;
+        }
+        let other = &self.segment.berth(rank).standing;
+        other.call_across(standing.rounds())
     }
 
     pub(super) fn failure(&self) -> Error {
@@ -152,7 +179,7 @@ impl ProcessTransport {
         let calls = std::slice::from_ref(call);
         // SAFETY: By the caller.
         unsafe { inside.announce(calls, false, &mut seat.own) }?;
-        inside.meet(&mut seat.letters, deadline)?;
+        inside.meet(&mut seat.letters, &seat.own, deadline)?;
         // SAFETY: They have met, and `inside` was there first.
         let boards = unsafe { inside.boards(&seat.own) };
         compare_all(&boards, calls)?;
@@ -187,7 +214,7 @@ impl ProcessTransport {
         let inside = self.begin(seat);
         // SAFETY: By the caller.
         unsafe { inside.announce(calls, false, &mut seat.own) }?;
-        inside.meet(&mut seat.letters, deadline)?;
+        inside.meet(&mut seat.letters, &seat.own, deadline)?;
         // SAFETY: They have met, and `inside` was there first.
         let boards = unsafe { inside.boards(&seat.own) };
         compare_all(&boards, calls)?;
@@ -250,8 +277,9 @@ impl ProcessTransport {
                 let mut letters = cell.borrow_mut();
                 letters.tick(shared);
                 if waited >= Duration::from_millis(5) {
-                    let partners: Vec<_> = letters.partners(shared.me).collect();
+                    let partners: Vec<_> = letters.partners().collect();
                     shared.look(partners);
+                    letters.look_across(shared);
                 }
                 if shared.health.is_broken() {
                     letters.abandon(&shared.failure());
@@ -349,7 +377,7 @@ impl Transport for ProcessTransport {
         let calls = std::slice::from_ref(call);
         // SAFETY: Operands in windows are no payload of a board, so nothing is read.
         unsafe { inside.announce(calls, false, &mut seat.own) }?;
-        inside.meet(&mut seat.letters, deadline)?;
+        inside.meet(&mut seat.letters, &seat.own, deadline)?;
         // SAFETY: They have met, and `inside` was there first.
         compare_all(&unsafe { inside.boards(&seat.own) }, calls)
     }
@@ -368,7 +396,7 @@ impl Transport for ProcessTransport {
         let inside = self.begin(seat);
         // SAFETY: Captured calls have no payload on a board, so nothing is read.
         unsafe { inside.announce(&collectives, true, &mut seat.own) }?;
-        inside.meet(&mut seat.letters, deadline)?;
+        inside.meet(&mut seat.letters, &seat.own, deadline)?;
         // SAFETY: They have met, and `inside` was there first.
         compare_all(&unsafe { inside.boards(&seat.own) }, &collectives)
     }
@@ -378,8 +406,35 @@ impl Transport for ProcessTransport {
     }
 
     fn close(&self) {
+        let (segment, me) = (&self.shared.segment, self.shared.me);
+        let how = match self.shared.health.is_broken() {
+            true => Berth::FAILED,
+            false => Berth::LEFT,
+        };
+        segment.berth(me).gone.store(how, Ordering::SeqCst);
+        segment.head().ring();
+        let rounds = segment.berth(me).standing.rounds();
+        let waits = |rank| segment.berth(rank).standing.waits_in(rounds);
+        if (0..segment.ranks()).any(waits) {
+            self.shared.health.tell(SHUT);
+        }
+    }
+
+    fn enter_round(&self, rounds: u64, idle: bool, call: &str) -> Result<()> {
+        let segment = &self.shared.segment;
+        let standing = &segment.berth(self.shared.me).standing;
+        standing.enter(rounds, idle, call);
+        // One that has been in this round left its outcome there, before it went.
+        let is_awaited = |rank| segment.berth(rank).standing.rounds() <= rounds;
+        if self.shared.note_gone(is_awaited) {
+            standing.leave(rounds);
+            return Err(self.shared.failure());
+        }
+        Ok(())
+    }
+
+    fn leave_round(&self, rounds: u64) {
         let berth = self.shared.segment.berth(self.shared.me);
-        berth.gone.store(1, Ordering::SeqCst);
-        self.shared.segment.head().ring();
+        berth.standing.leave(rounds + 1);
     }
 }

@@ -15,6 +15,7 @@ mod failure;
 mod large;
 mod messages;
 mod movement;
+mod order;
 mod reductions;
 mod streams;
 mod windows;

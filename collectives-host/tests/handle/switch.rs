@@ -227,13 +227,28 @@ fn works_on(mut collectives: Handle) -> Result<()> {
     Ok(())
 }
 
-/// The odd rank forbids what the others do: it refuses at once, and they wait for it in vain.
+/// The next call in which ranks meet tells all of them that their calls are out of order.
+fn is_out_of_order(collectives: &mut Handle) -> Result<Error> {
+    let error = caught_up(|| collectives.switch(USUAL)).unwrap_err();
+    let field = match error.kind() {
+        ErrorKind::Mismatch {
+            rank: ODD, field, ..
+        } => Some(*field),
+        _ => None,
+    };
+    assert_eq!(field, Some(Field::Order), "{error}");
+    assert!(error.poisons() && collectives.health().is_err());
+    Ok(error)
+}
+
+/// The odd rank forbids what the others do: it refuses at once, and they wait for it in vain, until they see
+/// it in another call, where they can.
 #[rstest]
 fn a_fallback_that_one_rank_forbids_alone_is_an_error_on_every_rank(
     #[values(Inline, Asynchronous)] mode: StreamMode,
 ) {
-    let world = world(mode, 3).deadline(Duration::from_secs(1));
-    let errors: Vec<Result<Error>> = world.run(|comm| {
+    let world = world(mode, 3).deadline(deadline(mode));
+    let errors: Vec<Result<(Error, Error)>> = world.run(|comm| {
         let mut collectives = Collectives::new(comm, ScratchConfig::default().build()?);
         let device = device(&collectives);
         collectives.set_staging(Staging::Never);
@@ -242,29 +257,42 @@ fn a_fallback_that_one_rank_forbids_alone_is_an_error_on_every_rank(
         }
         let stream = device.create_stream()?;
         let error = scatter(&mut collectives, &stream)?;
-        works_on(collectives)?;
-        Ok(error)
+        let later = is_out_of_order(&mut collectives)?;
+        Ok((error, later))
     });
-    for (rank, error) in errors.into_iter().enumerate() {
-        let error = error.unwrap();
-        match error.kind() {
-            ErrorKind::FallbackForbidden { .. } => assert_eq!(rank, ODD.index()),
-            ErrorKind::Timeout { absent, .. } => assert_eq!(*absent, [ODD]),
-            other => panic!("{other}"),
+    let mut told = Vec::new();
+    for (rank, outcome) in errors.into_iter().enumerate() {
+        let (error, later) = outcome.unwrap();
+        told.push(later.kind().clone());
+        match (error.kind(), mode) {
+            (ErrorKind::FallbackForbidden { .. }, _) => assert_eq!(rank, ODD.index()),
+            (ErrorKind::Timeout { absent, .. }, Asynchronous) => assert_eq!(*absent, [ODD]),
+            (kind, Inline) => assert_eq!(kind, later.kind()),
+            (other, _) => panic!("{other}"),
         }
-        assert!(!error.poisons(), "{error}");
+        assert_eq!(error.poisons(), error.kind() == later.kind(), "{error}");
+    }
+    assert!(told.iter().all(|kind| *kind == told[0]), "{told:?}");
+}
+
+/// How long ranks wait: not at all where they are told at once.
+fn deadline(mode: StreamMode) -> Duration {
+    match mode {
+        Inline => Duration::from_secs(120),
+        _ => Duration::from_secs(1),
     }
 }
 
-/// The others miss and so agree, while the odd rank is in the operation already.
+/// The others miss and so agree, while the odd rank is in the operation already: it sees them there, unless a
+/// worker runs the operation, which leaves its rank free to come to their round.
 #[rstest]
 fn staging_that_one_rank_turns_off_before_a_miss_is_an_error_on_every_rank(
     #[values(Inline, Asynchronous)] mode: StreamMode,
 ) {
-    let world = world(mode, 3).deadline(Duration::from_secs(1));
-    let errors: Vec<Result<Error>> = world.run(|comm| {
+    let world = world(mode, 3).deadline(deadline(mode));
+    let errors: Vec<Result<(Error, Error)>> = world.run(|comm| {
         let mut config = ScratchConfig::default();
-        config.agree_deadline = Duration::from_secs(1);
+        config.agree_deadline = deadline(mode);
         let mut collectives = Collectives::new(comm, config.build()?);
         let device = device(&collectives);
         collectives.set_staging(Staging::Forced);
@@ -273,13 +301,18 @@ fn staging_that_one_rank_turns_off_before_a_miss_is_an_error_on_every_rank(
         }
         let stream = device.create_stream()?;
         let error = scatter(&mut collectives, &stream)?;
-        works_on(collectives)?;
-        Ok(error)
+        let later = is_out_of_order(&mut collectives)?;
+        Ok((error, later))
     });
-    for error in errors {
-        let error = error.unwrap();
-        let timeout = matches!(error.kind(), ErrorKind::Timeout { .. });
-        assert!(timeout && !error.poisons(), "{error}");
+    for outcome in errors {
+        let (error, later) = outcome.unwrap();
+        match mode {
+            Inline => assert_eq!(error.kind(), later.kind()),
+            _ => {
+                let timeout = matches!(error.kind(), ErrorKind::Timeout { .. });
+                assert!(timeout && !error.poisons(), "{error}");
+            }
+        }
     }
 }
 

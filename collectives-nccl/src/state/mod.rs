@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use collectives_core::addr::WindowId;
 use collectives_core::bootstrap::Bootstrap;
 use collectives_core::communicator::Abort;
+use collectives_core::disorder;
 use collectives_core::error::{Error, ErrorKind, Result};
 use collectives_core::rank::Rank;
 use nccl_sys::{Comm, Nccl};
@@ -48,6 +49,8 @@ pub(crate) struct State {
     noted: AtomicPtr<StreamState>,
     failed: AtomicBool,
     closed: AtomicBool,
+    /// Those pieces of eager work among `enqueued` in which not all ranks meet.
+    messages: AtomicU64,
     failure: Mutex<Option<Error>>,
     /// Streams with work that may not have finished.
     streams: Mutex<Vec<Used>>,
@@ -87,6 +90,7 @@ impl State {
             noted: AtomicPtr::new(ptr::null_mut()),
             failed: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            messages: AtomicU64::new(0),
             failure: Mutex::new(None),
             streams: Mutex::default(),
             bootstrap,
@@ -138,6 +142,9 @@ impl State {
     fn later_error(&self) -> Error {
         let failure = lock(&self.failure);
         let error = match failure.as_ref().map(Error::kind) {
+            Some(kind @ ErrorKind::Mismatch { .. }) => {
+                return self.named(Error::new(kind.clone()).poisoning());
+            }
             Some(ErrorKind::Poisoned { cause }) => ErrorKind::Poisoned {
                 cause: cause.clone(),
             },
@@ -362,7 +369,7 @@ impl Abort for NcclAbort {
             Some((rank, _)) if rank == self.0.rank() && self.0.is_closed() => Ok(()),
             Some((rank, cause)) => {
                 // Later calls are refused too, without waiting for the watchdog to look.
-                let error = Error::new(ErrorKind::PeerFailed { rank, cause });
+                let error = disorder::heard(rank, &cause);
                 self.0.fail(&error);
                 Err(self.0.named(error))
             }

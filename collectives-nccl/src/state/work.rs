@@ -33,6 +33,20 @@ impl State {
         }
     }
 
+    /// Notes that the piece of eager work which is about to be enqueued is messages alone, for which some
+    /// ranks need not call.
+    pub(crate) fn note_messages(&self) {
+        self.messages.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Eager operations enqueued so far in which all ranks meet.
+    pub(crate) fn operations(&self) -> u64 {
+        let messages = self.messages.load(Ordering::Relaxed);
+        self.enqueued
+            .load(Ordering::SeqCst)
+            .saturating_sub(messages)
+    }
+
     #[cold]
     fn note_stream(&self, stream: &StreamRef, cuda: &CudaStream) {
         let mut streams = lock(&self.streams);

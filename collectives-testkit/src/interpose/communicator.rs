@@ -30,6 +30,7 @@ pub(crate) struct OnDevice {
 
 impl Drop for OnDevice {
     fn drop(&mut self) {
+        self.bugged.before_drop(&**self.inner);
         if !self.bugged.is_unheard() {
             // SAFETY: This is the only place that drops it, and nobody uses it afterwards.
             unsafe { ManuallyDrop::drop(&mut self.inner) };

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use collectives_core::addr::{Operand, WindowId, WindowSlice};
@@ -9,7 +10,7 @@ use collectives_core::agreement::Record;
 use collectives_core::collective::{Collective, Counts, Op};
 use collectives_core::communicator::{Abort, AbortHandle, Communicator, Deferred};
 use collectives_core::device::Device;
-use collectives_core::error::{Error, ErrorKind, Misuse, Result};
+use collectives_core::error::{Error, ErrorKind, Field, Misuse, Result};
 use collectives_core::layered::symmetric_of;
 use collectives_core::memory::Memory;
 use collectives_core::reduce::ReduceOp;
@@ -213,7 +214,25 @@ impl Bugged {
             {
                 Ok(())
             }
+            Err(error) if self.is(Planted::MissedCallForgotten) && is_disorder(&error) => Ok(()),
+            Err(error) => Err(self.waited(error)),
             outcome => outcome,
+        }
+    }
+
+    /// The error of calls that are not the same, or of a deadline in its place.
+    fn waited(&self, error: Error) -> Error {
+        let field = match error.kind() {
+            ErrorKind::Mismatch { field, .. } => *field,
+            _ => return error,
+        };
+        match matches!(field, Field::Order | Field::Operation) && self.is(Planted::CrossedCallsWait)
+        {
+            true => Error::new(ErrorKind::Timeout {
+                absent: Vec::new(),
+                waited: Duration::ZERO,
+            }),
+            false => error,
         }
     }
 
@@ -223,22 +242,25 @@ impl Bugged {
         mine: &Record,
         deadline: Duration,
     ) -> Result<Vec<Record>> {
-        let alone = || vec![mine.clone(); inner.info().world_size];
+        let ranks = inner.info().world_size;
+        let alone = || vec![mine.clone(); ranks];
         if self.is(Planted::AgreementEchoes) {
             return Ok(alone());
         }
         let outcome = inner.agree(mine, deadline);
         let timed_out = |error: &Error| matches!(error.kind(), ErrorKind::Timeout { .. });
         match outcome {
-            Err(error) if timed_out(&error) && self.is(Planted::TimeoutIsSuccess) => {
-                Ok(vec![mine.clone(); inner.info().world_size])
-            }
+            Err(error) if timed_out(&error) && self.is(Planted::TimeoutIsSuccess) => Ok(alone()),
             Err(error) if timed_out(&error) && self.is(Planted::TimeoutNamesNobody) => {
                 Err(Error::new(ErrorKind::Timeout {
                     absent: Vec::new(),
                     waited: deadline,
                 }))
             }
+            Err(error) if self.is(Planted::MissedCallForgotten) && is_disorder(&error) => {
+                Ok(alone())
+            }
+            Err(error) => Err(self.waited(error)),
             outcome => outcome,
         }
     }
@@ -272,6 +294,13 @@ impl Bugged {
     /// Whether the communicator is leaked when it is dropped.
     pub(crate) fn is_unheard(&self) -> bool {
         self.is(Planted::DroppedUnheard)
+    }
+
+    /// Called before the communicator is dropped.
+    pub(crate) fn before_drop(&self, inner: &dyn Communicator) {
+        if self.is(Planted::PanicUnsaid) && thread::panicking() {
+            inner.abort_handle().abort("for no reason");
+        }
     }
 
     pub(crate) fn shutdown(&self, inner: &mut dyn Communicator) -> Result<Deferred> {
@@ -350,6 +379,17 @@ impl Bugged {
             outcome => outcome,
         }
     }
+}
+
+/// Whether an error says that calls are out of order.
+fn is_disorder(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Mismatch {
+            field: Field::Order,
+            ..
+        }
+    ) && error.poisons()
 }
 
 /// Zeroes the first word of this rank's part of a window.

@@ -118,6 +118,12 @@ planted! {
     AgreementEchoes,
     /// Communicator: an agreement that timed out is a success.
     TimeoutIsSuccess,
+    /// Communicator: that calls are out of order after a timeout is no error.
+    MissedCallForgotten,
+    /// Communicator: ranks in different calls wait until a deadline.
+    CrossedCallsWait,
+    /// Communicator: one that is dropped by a panic does not say so.
+    PanicUnsaid,
     /// Communicator: odd ranks do not see that ranks disagree.
     MismatchSwallowed,
     /// Communicator: ranks agree while a stream captures.

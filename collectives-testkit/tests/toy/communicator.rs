@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use collectives_core::addr::{Addr, Operand, WindowSlice};
@@ -13,11 +14,13 @@ use collectives_core::communicator::{
     Abort, AbortHandle, Capabilities, CommInfo, Communicator, Deferred,
 };
 use collectives_core::device::Device;
+use collectives_core::disorder;
 use collectives_core::error::{Error, ErrorKind, Field, Misuse, Result, Unsupported};
 use collectives_core::memory::Memory;
 use collectives_core::path::PathTable;
 use collectives_core::rank::{CommId, Rank};
 use collectives_core::reduce::ReduceOp;
+use collectives_core::round::{Call, Rounds};
 use collectives_core::split;
 use collectives_core::submission::Submission;
 use collectives_core::symmetric::SymmetricMemory;
@@ -34,8 +37,8 @@ pub(crate) struct ToyCommunicator {
     toy: Arc<ToyDevice>,
     bootstrap: Arc<dyn Bootstrap>,
     deadline: Duration,
-    /// Exchanges and splits so far, equal on all ranks.
-    rounds: u64,
+    /// Exchanges so far, equal on all ranks.
+    rounds: Rounds,
     /// The control plane with each peer, and the messages exchanged there so far.
     pairs: BTreeMap<Rank, (Arc<dyn Bootstrap>, u64)>,
     closed: bool,
@@ -72,7 +75,7 @@ impl ToyCommunicator {
             toy,
             bootstrap,
             deadline,
-            rounds: 0,
+            rounds: Rounds::new("toy"),
             pairs: BTreeMap::new(),
             closed: false,
         })
@@ -85,12 +88,18 @@ impl ToyCommunicator {
         health(&*self.bootstrap)
     }
 
-    /// Gives every rank the bytes of every rank.
-    fn exchange(&mut self, mine: &[u8], deadline: Duration) -> Result<Vec<Vec<u8>>> {
+    /// Gives every rank the bytes of every rank, if all make this call.
+    fn exchange(&self, call: Call<'_>, mine: &[u8], deadline: Duration) -> Result<Vec<Vec<u8>>> {
         self.check_open()?;
-        let round = format!("toy/{}", self.rounds);
-        self.rounds += 1;
-        self.bootstrap.all_gather(&round, mine, deadline)
+        let all = self.rounds.run(&*self.bootstrap, call, mine, deadline);
+        all.inspect_err(|error| self.note(error))
+    }
+
+    /// After an error that poisons, nothing works on any rank.
+    fn note(&self, error: &Error) {
+        if error.poisons() {
+            self.bootstrap.publish_failure(&error.kind().to_string());
+        }
     }
 
     /// One collective: what all ranks say of it is compared, then each works out its own result.
@@ -99,13 +108,16 @@ impl ToyCommunicator {
     ///
     /// The operands are valid, as for `enqueue`.
     unsafe fn collective(&mut self, call: &Collective<'_>) -> Result<()> {
-        let header = describe(call, self.info.world_size).encode();
+        let record = describe(call, self.info.world_size);
+        let words = record.call().unwrap_or_default();
+        let header = record.encode();
         let length = u32::try_from(header.len()).unwrap_or(u32::MAX);
         let mut mine = length.to_le_bytes().to_vec();
         mine.extend(header);
         // SAFETY: By the caller.
         mine.extend(unsafe { bytes_of(call.send) });
-        let all = self.exchange(&mine, self.deadline)?;
+        let name = Call::named("operation").in_words(&words);
+        let all = self.exchange(name, &mine, self.deadline)?;
         let parts: Vec<_> = all.iter().map(|bytes| take_apart(bytes)).collect();
         let mut records = Vec::new();
         let mut inputs = Vec::new();
@@ -266,9 +278,13 @@ fn health(bootstrap: &dyn Bootstrap) -> Result<()> {
     match bootstrap.failure() {
         None => Ok(()),
         Some((rank, cause)) if rank == bootstrap.rank() => {
-            Err(Error::new(ErrorKind::Aborted { cause }))
+            let heard = disorder::heard(rank, &cause);
+            Err(match heard.kind() {
+                ErrorKind::PeerFailed { .. } => Error::new(ErrorKind::Aborted { cause }),
+                _ => heard,
+            })
         }
-        Some((rank, cause)) => Err(Error::new(ErrorKind::PeerFailed { rank, cause })),
+        Some((rank, cause)) => Err(disorder::heard(rank, &cause)),
     }
 }
 
@@ -315,7 +331,9 @@ impl Communicator for ToyCommunicator {
     }
 
     fn agree(&mut self, mine: &Record, deadline: Duration) -> Result<Vec<Record>> {
-        let all = self.exchange(&mine.encode(), deadline)?;
+        let words = mine.call();
+        let call = Call::named("agree").in_words(words.as_deref().unwrap_or("agree"));
+        let all = self.exchange(call, &mine.encode(), deadline)?;
         all.iter().map(|bytes| Record::decode(bytes)).collect()
     }
 
@@ -331,7 +349,7 @@ impl Communicator for ToyCommunicator {
         let records = self.agree(&split::record(color, key), self.deadline)?;
         let Some(color) = color else { return Ok(None) };
         let members = split::members(&records, color);
-        let name = format!("toy/split/{}/{color}", self.rounds);
+        let name = format!("toy/split/{}/{color}", self.rounds.made());
         let bootstrap = self.bootstrap.subgroup(&name, &members)?;
         let child = Self::connect(bootstrap, Arc::clone(&self.toy), self.deadline)?;
         Ok(Some(Box::new(child)))
@@ -342,16 +360,23 @@ impl Communicator for ToyCommunicator {
     }
 
     fn shutdown(&mut self) -> Result<Deferred> {
+        if self.closed {
+            return Ok(Deferred::default());
+        }
+        // A round, so that ranks which wait for this one in another are told.
+        let ended = self.exchange(Call::named("shutdown"), &[], self.deadline);
         self.closed = true;
-        Ok(Deferred::default())
+        ended.map(|_| Deferred::default())
     }
 }
 
 impl Drop for ToyCommunicator {
     fn drop(&mut self) {
         if !self.closed {
-            self.bootstrap
-                .publish_failure("it dropped the communicator without shutting it down");
+            self.bootstrap.publish_failure(match thread::panicking() {
+                true => "it panicked",
+                false => "it dropped the communicator without shutting it down",
+            });
         }
     }
 }

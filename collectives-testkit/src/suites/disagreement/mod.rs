@@ -8,9 +8,15 @@ use crate::case::Case;
 
 mod decisions;
 mod mismatch;
+mod order;
 mod partial;
 
-const PARTS: &[&[Case]] = &[decisions::CASES, mismatch::CASES, partial::CASES];
+const PARTS: &[&[Case]] = &[
+    decisions::CASES,
+    mismatch::CASES,
+    order::CASES,
+    partial::CASES,
+];
 
 /// The cases.
 pub const CASES: &[Case] = &join::<{ count(PARTS) }>(PARTS);
