@@ -173,12 +173,9 @@ impl Segment {
         let at = self.layout.judgements + turn * judgement(self.ranks);
         let behind = self.place(at + size_of::<Judgement>()).cast::<AtomicU64>();
         // SAFETY: There are so many judgements, one behind the other, each with its words.
-        unsafe {
-            (
-                self.words(at),
-                std::slice::from_raw_parts(behind, self.ranks.div_ceil(64)),
-            )
-        }
+        let words = unsafe { std::slice::from_raw_parts(behind, self.ranks.div_ceil(64)) };
+        // SAFETY: As above.
+        (unsafe { self.words(at) }, words)
     }
 
     pub(super) fn berth(&self, rank: usize) -> &Berth {

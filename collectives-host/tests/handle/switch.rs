@@ -213,20 +213,6 @@ fn caught_up<R>(mut call: impl FnMut() -> Result<R>) -> Result<R> {
     call()
 }
 
-/// After ranks parted: they agree again, and every element of a step is right.
-fn works_on(mut collectives: Handle) -> Result<()> {
-    collectives.health()?;
-    caught_up(|| collectives.switch(USUAL))?;
-    let paths = caught_up(|| {
-        // An asynchronous stream keeps its error.
-        let stream = collectives.device().create_stream()?;
-        step(&mut collectives, &stream)
-    })?;
-    assert_eq!(paths, [Path::Staged; 2]);
-    let _deferred = collectives.close()?;
-    Ok(())
-}
-
 /// The next call in which ranks meet tells all of them that their calls are out of order.
 fn is_out_of_order(collectives: &mut Handle) -> Result<Error> {
     let error = caught_up(|| collectives.switch(USUAL)).unwrap_err();
