@@ -25,7 +25,7 @@ use collectives_host::model::{DeviceModel, StreamMode};
 use collectives_host::process::ProcessCommunicator;
 use rstest::rstest;
 
-use crate::common::{call, operand};
+use crate::common::{call, enqueue, operand};
 
 /// So long that a test which waits for it has failed.
 const LONG: Duration = Duration::from_secs(120);
@@ -83,7 +83,7 @@ impl Place {
     fn run(&mut self, call: Collective<'_>) -> Result<()> {
         let stream = self.stream.clone();
         // SAFETY: Tests keep operands alive until the stream has been synchronised.
-        unsafe { self.comm().enqueue(&[call], &stream) }?;
+        unsafe { enqueue(self.comm(), &[call], &stream) }?;
         self.comm().device().synchronize(&stream)
     }
 
@@ -265,7 +265,7 @@ fn a_group_in_place_of_another_that_was_left_out_is_found_at_once(
         let sum = call(SUM, DType::U8, side, side, Counts::Even(count));
         let stream = place.stream.clone();
         // SAFETY: The operands live until the stream has been synchronised.
-        unsafe { place.comm().enqueue(&[Collective::BARRIER, sum], &stream) }?;
+        unsafe { enqueue(place.comm(), &[Collective::BARRIER, sum], &stream) }?;
         place.comm().device().synchronize(&stream)
     }
     let errors = rank_1_misses(
@@ -445,7 +445,7 @@ fn operations_beside_their_callers_may_wait_while_a_round_goes_on(
             }
             let stream = place.stream.clone();
             // SAFETY: A barrier has no operands.
-            unsafe { place.comm().enqueue(&[Collective::BARRIER], &stream) }.unwrap();
+            unsafe { enqueue(place.comm(), &[Collective::BARRIER], &stream) }.unwrap();
             if round % 3 == rank {
                 thread::sleep(Duration::from_millis(40));
             }
