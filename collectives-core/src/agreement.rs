@@ -171,7 +171,12 @@ impl Record {
         for position in 0..longest {
             let at: Vec<_> = records.iter().map(|r| r.fields.get(position)).collect();
             let fields: Vec<_> = at.iter().map(|at| at.map(|(field, _)| *field)).collect();
-            if let Some((odd, usual)) = odd_one_out(&fields) {
+            // A name and a number of the same field are said by different kinds of calls, too.
+            let is_name = |value: &Value| matches!(value, Value::Name(_));
+            let shapes = at
+                .iter()
+                .map(|at| at.map(|(field, value)| (*field, is_name(value))));
+            if let Some((odd, usual)) = odd_one_out(&shapes.collect::<Vec<_>>()) {
                 return Err(Self::different_calls(records, &fields, (odd, usual)));
             }
             if let (Some((odd, usual)), Some(field)) = (odd_one_out(&at), fields[0]) {
@@ -203,11 +208,17 @@ impl Record {
         mismatch(odd, field, show(odd), show(usual))
     }
 
-    /// The first operation it names, with the names of its reduction and element type.
+    /// The first operation it names, with the names of its reduction and element type; without one, the
+    /// name of the call that stands for the order.
     #[must_use]
     pub fn call(&self) -> Option<String> {
-        let is_operation = |(field, _): &(Field, Value)| *field == Field::Operation;
-        let position = self.fields.iter().position(is_operation)?;
+        let first = |wanted| {
+            let is_wanted = |(field, value): &(Field, Value)| {
+                *field == wanted && (wanted == Field::Operation || matches!(value, Value::Name(_)))
+            };
+            self.fields.iter().position(is_wanted)
+        };
+        let position = first(Field::Operation).or_else(|| first(Field::Order))?;
         Some(self.show(position))
     }
 
@@ -316,6 +327,31 @@ mod tests {
             panic!("{error}");
         };
         assert_eq!((*rank, *field), (Rank(2), Field::Bytes));
+    }
+
+    #[test]
+    fn a_name_and_a_number_of_one_field_are_different_calls() {
+        let numbered = Record::new()
+            .field(Field::Order, 0)
+            .named(Field::Operation, "a miss of acquire");
+        for (record, name) in [
+            (Record::new().named(Field::Order, "register"), "register"),
+            (
+                Record::new()
+                    .named(Field::Order, "enqueue")
+                    .named(Field::Operation, "a call that its own checks refuse"),
+                "a call that its own checks refuse",
+            ),
+        ] {
+            let error = Record::check_equal(&[numbered.clone(), record]).unwrap_err();
+            let expected = (
+                Rank(1),
+                Field::Operation,
+                name.to_owned(),
+                "a miss of acquire".to_owned(),
+            );
+            assert_eq!(said(error), expected);
+        }
     }
 
     fn said(error: Error) -> (Rank, Field, String, String) {

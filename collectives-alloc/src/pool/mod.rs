@@ -299,7 +299,7 @@ impl ScratchAllocator for Pool {
 
     fn max_windows(&mut self, comm: &mut dyn Communicator) -> Result<Option<usize>> {
         self.admit(comm.info())?;
-        self.compare(comm)?;
+        self.compare(comm, "symmetric_buffer")?;
         Ok(self.options.max_windows)
     }
 

@@ -30,8 +30,8 @@ pub(super) enum Step {
     Addresses,
     /// The bitmap of a rank that is out of memory.
     Pressure,
-    /// The first call, which needs nothing else of other ranks.
-    Compare,
+    /// The first call, of this name, which needs nothing else of other ranks.
+    Compare(&'static str),
 }
 
 impl Step {
@@ -47,7 +47,7 @@ impl Step {
             Self::Outcome => "allocating a slot",
             Self::Addresses => "counting addresses",
             Self::Pressure => "giving up idle slots",
-            Self::Compare => "the first call",
+            Self::Compare(call) => call,
         }
     }
 }
@@ -127,13 +127,17 @@ impl Pool {
         })
     }
 
-    /// Has ranks compare how they were configured, in a call that came to this without a round, and is the
-    /// first.
-    pub(super) fn compare(&mut self, comm: &mut dyn Communicator) -> Result<()> {
+    /// Has ranks compare how they were configured, in a call of this name, which came to this without a
+    /// round, and is the first.
+    pub(super) fn compare(
+        &mut self,
+        comm: &mut dyn Communicator,
+        call: &'static str,
+    ) -> Result<()> {
         if self.rounds > 0 {
             return Ok(());
         }
-        self.round(comm, Step::Compare, Subject::default(), &[])
+        self.round(comm, Step::Compare(call), Subject::default(), &[])
             .map(drop)
     }
 

@@ -92,7 +92,7 @@ impl Pool {
         let found = self.look(comm, bytes, stream, capture);
         let is_first = self.admits(comm.info()) && capture.is_none();
         if found.is_err() && is_first && self.ledger.agreements() == rounds {
-            self.compare(comm)?;
+            self.compare(comm, "acquire")?;
         }
         found
     }

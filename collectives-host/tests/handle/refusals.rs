@@ -236,21 +236,20 @@ fn is_the_same_error_everywhere_at_once(
         assert_eq!(alone.kind(), errors[0].0.kind());
         let ErrorKind::Mismatch {
             rank: Rank(1),
-            field,
+            field: Field::Operation,
             theirs,
             ours,
         } = alone.kind()
         else {
             panic!("{alone}");
         };
-        // Without a reservation the others may be in the first round of their allocator, whose record is
-        // another kind of call's.
-        let in_first_round = !reserved && *field == Field::Order;
-        if !in_first_round {
-            assert_eq!(*field, Field::Operation);
-            assert_eq!(theirs, "a call that its own checks refuse");
-            assert_eq!(ours, "a valid call", "{alone}");
-        }
+        assert_eq!(theirs, "a call that its own checks refuse");
+        // Without a reservation the others may be where they ask for scratch first.
+        let in_acquire = ["a miss of acquire", "acquire"].contains(&ours.as_str());
+        assert!(
+            ours == "a valid call" || (!reserved && in_acquire),
+            "{alone}"
+        );
         let is_own =
             own.misuse().is_some() || matches!(own.kind(), ErrorKind::FallbackForbidden { .. });
         assert!(is_own, "{own}");

@@ -176,8 +176,7 @@ fn ranks_in_different_calls_are_told_their_names() {
         rank: Rank(1),
         field: Field::Operation,
         theirs: "reserve".to_owned(),
-        // It is the first round of the allocator, in which ranks compare how they were configured.
-        ours: "the first call".to_owned(),
+        ours: "symmetric_buffer".to_owned(),
     };
     assert_eq!(kinds, [(); 3].map(|()| expected.clone()));
 }

@@ -14,7 +14,7 @@ thread_local! {
 }
 
 /// Runs `body` and returns what was warned of on this thread meanwhile, one text a warning.
-pub fn during(body: impl FnOnce()) -> Vec<String> {
+pub(crate) fn during(body: impl FnOnce()) -> Vec<String> {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         tracing::subscriber::set_global_default(Collector).expect("the only subscriber");
