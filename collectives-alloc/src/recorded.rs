@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
 use collectives_core::communicator::{Communicator, Deferred};
+use collectives_core::device::Device;
 use collectives_core::error::{Error, ErrorKind, MissedWhen, Misuse, Result};
 use collectives_core::path::Reason;
 use collectives_core::rank::{CaptureId, StreamId};
@@ -192,6 +193,10 @@ impl<A: ScratchAllocator> ScratchAllocator for Recorded<A> {
 
     fn max_windows(&mut self, comm: &mut dyn Communicator) -> Result<Option<usize>> {
         self.inner.max_windows(comm)
+    }
+
+    fn note_capture(&mut self, device: &dyn Device, capture: CaptureId, stream: &StreamRef) {
+        self.inner.note_capture(device, capture, stream);
     }
 
     fn splitting(&self) -> Option<Splitting> {

@@ -370,8 +370,8 @@ impl fmt::Display for Field {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum MissedWhen {
-    /// The stream is capturing.
-    #[error("the stream is capturing")]
+    /// A stream is capturing: the one of the request, or another that the communicator is captured on.
+    #[error("a stream is capturing")]
     Capturing,
     /// The allocator is sealed.
     #[error("the allocator is sealed")]
@@ -466,6 +466,9 @@ pub enum CaptureFault {
     /// A stream joined the capture and was not joined back.
     #[error("a stream that joined the capture was not joined back")]
     Unjoined,
+    /// A window would have been made or retired while a stream captures.
+    #[error("no window is made or retired while a stream captures")]
+    WindowChange,
     /// A call in pieces failed after some of them were recorded.
     #[error("the capture holds a part of a call that failed: drop it")]
     Partial,

@@ -137,6 +137,15 @@ macro_rules! forward_allocator {
                 (**self).max_windows(comm)
             }
 
+            fn note_capture(
+                &mut self,
+                device: &dyn Device,
+                capture: CaptureId,
+                stream: &StreamRef,
+            ) {
+                (**self).note_capture(device, capture, stream);
+            }
+
             fn splitting(&self) -> Option<Splitting> {
                 (**self).splitting()
             }

@@ -20,6 +20,7 @@ pub mod addr;
 pub mod agreement;
 pub mod bootstrap;
 pub mod buffer;
+pub mod captures;
 mod causes;
 pub mod collective;
 pub mod collectives;

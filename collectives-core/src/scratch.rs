@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::addr::{Operand, WindowSlice};
 use crate::communicator::{Communicator, Deferred};
+use crate::device::Device;
 use crate::error::{Error, Misuse, Result};
 use crate::memory::Memory;
 use crate::path::Reason;
@@ -340,7 +341,9 @@ pub trait ScratchAllocator: fmt::Debug + Send {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::agree`].
+    /// As [`Communicator::agree`], and
+    /// [`CaptureFault::WindowChange`](crate::error::CaptureFault::WindowChange) on all ranks while a capture goes on, on any
+    /// of them, that the allocator knows of.
     fn trim(&mut self, comm: &mut dyn Communicator) -> Result<Trimmed>;
 
     /// Retires what can be retired and hands the rest to the graphs that own it; collective.
@@ -365,6 +368,15 @@ pub trait ScratchAllocator: fmt::Debug + Send {
     fn max_windows(&mut self, comm: &mut dyn Communicator) -> Result<Option<usize>> {
         let _ = comm;
         Ok(None)
+    }
+
+    /// A call of the communicator is recorded into a capture on this stream, whether it takes scratch or not.
+    ///
+    /// [`Collectives`](crate::collectives::Collectives) says so once for each stream of a capture, so that an
+    /// allocator leaves windows alone until the capture has ended. One that is not told knows of the
+    /// captures that it lent scratch to.
+    fn note_capture(&mut self, device: &dyn Device, capture: CaptureId, stream: &StreamRef) {
+        let _ = (device, capture, stream);
     }
 
     /// Which calls are staged in pieces; by default none.

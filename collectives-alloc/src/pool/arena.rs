@@ -38,12 +38,12 @@ impl Slot {
     }
 
     /// Makes the slot the newest generation of the arena of `other`, whose order and claims it
-    /// takes over. Both have the same fence.
+    /// takes over. Both have the same fence. No capture goes on then, so a capture that uses this
+    /// generation is another one than those that used the one before, and has yet to own it.
     pub(super) fn inherit(&mut self, other: &mut Self) {
         self.arena = other.arena;
         self.body = other.body.take();
         self.claimed = other.claimed;
-        self.last_capture = other.last_capture.take();
         // The other one is waited for when it retires.
         self.last_user.clone_from(&other.last_user);
         other.claimed = other.captured;

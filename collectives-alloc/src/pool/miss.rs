@@ -32,7 +32,7 @@ impl Pool {
         }
         // Even if every candidate went: no round is needed to refuse.
         self.check_room(comm, &growing, base.as_ref(), &candidates)?;
-        let capturing = self.is_capturing();
+        let capturing = self.is_capturing(comm);
         let ballot = self.ballot(candidates, capturing);
         let subject = Subject {
             domain: self.table.at(growing.domain).ordinal,

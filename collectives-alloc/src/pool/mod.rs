@@ -57,7 +57,9 @@ mod serve;
 mod slot;
 mod table;
 
+use collectives_core::captures::Captures;
 use collectives_core::communicator::{CommInfo, Communicator, Deferred};
+use collectives_core::device::Device;
 use collectives_core::error::{Error, ErrorKind, MissedWhen, Misuse, Refusal, Result, Unsupported};
 use collectives_core::path::Reason;
 use collectives_core::rank::{CaptureId, CommId, Rank};
@@ -100,6 +102,8 @@ pub struct Pool {
     /// Bytes of addresses for windows, the least of all ranks, or why none can be extended; once
     /// that was asked.
     addresses: Option<Result<usize, Unsupported>>,
+    /// Captures that it knows of.
+    captures: Captures,
     /// The want of memory for which idle slots were given up last.
     want: Option<Error>,
 }
@@ -139,6 +143,7 @@ impl Pool {
             poisoned: None,
             unsupported: None,
             addresses: None,
+            captures: Captures::default(),
             want: None,
         }
     }
@@ -207,6 +212,9 @@ impl ScratchAllocator for Pool {
             return Err(zero_bytes());
         }
         self.ledger.request(request.bytes);
+        if let Some(capture) = capture {
+            self.note_capture(&**comm.device(), capture, stream);
+        }
         self.serve(comm, request.bytes, stream, capture)
     }
 
@@ -301,6 +309,11 @@ impl ScratchAllocator for Pool {
         self.admit(comm.info())?;
         self.compare(comm, "symmetric_buffer")?;
         Ok(self.options.max_windows)
+    }
+
+    #[cold]
+    fn note_capture(&mut self, device: &dyn Device, capture: CaptureId, stream: &StreamRef) {
+        self.captures.note(device, capture, stream);
     }
 
     fn splitting(&self) -> Option<Splitting> {

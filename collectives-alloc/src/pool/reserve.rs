@@ -88,7 +88,7 @@ impl Pool {
         comm.device().collect();
         // What is wrong on this rank alone must not keep it from the round.
         let may = self.may_reserve(comm, requests);
-        let capturing = self.is_capturing();
+        let capturing = self.is_capturing(comm);
         let everything = self.table.everything();
         let ballot = self.ballot(everything, false);
         let outside = self.outside(comm);

@@ -1,12 +1,12 @@
 //! Freeing slots: on all ranks, in the same order, after everybody has finished with them.
 
 use collectives_core::communicator::{Communicator, Deferred};
-use collectives_core::error::{Error, ErrorKind, Result};
+use collectives_core::error::{CaptureFault, Error, ErrorKind, Result};
 use collectives_core::scratch::{SlotId, Trimmed};
 
 use crate::pool::Pool;
 use crate::pool::arena::Base;
-use crate::pool::round::{Step, Subject};
+use crate::pool::round::{Step, Subject, first_raised};
 
 impl Pool {
     /// Retires the windows of slots that no rank holds, ascending, and drops their memory.
@@ -60,10 +60,13 @@ impl Pool {
         }
         comm.device().collect();
         let everything = self.table.everything();
-        let capturing = self.is_capturing();
+        let capturing = self.is_capturing(comm);
         let ballot = self.ballot(everything, capturing);
-        let facts = ballot.facts(0);
+        let facts = ballot.facts(capturing.into());
         let records = self.round(comm, step, Subject::default(), &facts)?;
+        if step == Step::Trim && first_raised(&records).is_some() {
+            return Err(Error::capture(CaptureFault::WindowChange));
+        }
         let free = ballot.free(&records);
         let before = self.table.mapped();
         self.free(comm, &free)?;
@@ -88,7 +91,7 @@ impl Pool {
         if idle.is_empty() {
             return Ok(0);
         }
-        let capturing = self.is_capturing();
+        let capturing = self.is_capturing(comm);
         let ballot = self.ballot(idle, capturing);
         let facts = ballot.facts(0);
         let records = self.round(comm, Step::Pressure, Subject::default(), &facts)?;

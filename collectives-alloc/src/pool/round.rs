@@ -157,8 +157,8 @@ impl Pool {
 
     /// Whether a capture that this pool knows of goes on, so that nothing may be registered,
     /// retired or allocated.
-    pub(super) fn is_capturing(&self) -> bool {
-        self.table.iter().any(super::slot::Slot::is_capturing)
+    pub(super) fn is_capturing(&mut self, comm: &dyn Communicator) -> bool {
+        self.captures.any_goes_on(&**comm.device())
     }
 }
 

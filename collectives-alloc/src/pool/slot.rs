@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use collectives_core::addr::{WindowId, WindowSlice};
 use collectives_core::device::Device;
-use collectives_core::error::{Error, ErrorKind, Misuse, Result};
+use collectives_core::error::{Error, Misuse, Result};
 use collectives_core::memory::Memory;
 use collectives_core::rank::{CaptureId, CommId};
 use collectives_core::scratch::{Lease, LeaseHold, SlotId};
@@ -255,18 +255,6 @@ impl Slot {
     /// What every graph owns that uses the bytes, at whatever addresses.
     fn claims(&self) -> &Memory {
         self.body.as_ref().unwrap_or(&self.memory)
-    }
-
-    /// Whether the capture that last used the slot goes on.
-    pub(super) fn is_capturing(&self) -> bool {
-        self.last_capture.as_ref().is_some_and(|(id, stream)| {
-            match self.hold.device.capture_state(stream) {
-                Ok(state) => state == Some(*id),
-                // A capture that was invalidated has not ended. A stream that failed records
-                // nothing any more, and says so for ever.
-                Err(error) => matches!(error.kind(), ErrorKind::Capture(_)),
-            }
-        })
     }
 
     /// Whether anything on this rank may still use the bytes, or waiting for it is impossible.

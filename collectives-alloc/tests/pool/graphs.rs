@@ -4,7 +4,7 @@ use collectives_alloc::geometric::Geometric;
 use collectives_alloc::options::{DomainMode, OnMiss};
 use collectives_core::communicator::Communicator;
 use collectives_core::device::Device;
-use collectives_core::error::{ErrorKind, MissedWhen};
+use collectives_core::error::{CaptureFault, ErrorKind, MissedWhen};
 use collectives_core::path::Reason;
 use collectives_core::scratch::{Request, ScratchAllocator};
 use rstest::rstest;
@@ -203,8 +203,8 @@ fn nothing_is_registered_retired_or_allocated_while_a_known_stream_captures_on_a
             }
         ));
         assert!(pool.reserve(comm, &[Request::new(3 * MIB)]).is_err());
-        let trimmed = pool.trim(comm).unwrap();
-        assert_eq!((trimmed.slots, trimmed.held_bytes), (0, GRANULE));
+        let fault = CaptureFault::WindowChange;
+        assert_eq!(kind(pool.trim(comm)), ErrorKind::Capture(fault));
         let calls = comm.mock.calls();
         let only_rounds = calls.iter().filter(|call| is_collective(call));
         assert!(
@@ -253,5 +253,76 @@ fn a_domain_per_graph_takes_reserved_slots_over_and_gives_them_back_with_the_gra
         let deferred = pool.close(comm).unwrap();
         assert_eq!(deferred.windows, 0);
         assert_eq!(comm.symmetric().unwrap().window_count(), 0);
+    });
+}
+
+#[test]
+fn a_capture_that_took_no_scratch_is_known_once_the_pool_is_told() {
+    world(2, |comm| {
+        let (mut pool, stream, other) = (replace(), comm.stream(), comm.stream());
+        let _ = pool.reserve(comm, &[Request::new(MIB)]).unwrap();
+        let capture = comm.mock.begin(&stream);
+        pool.note_capture(&*comm.mock, capture, &stream);
+        let fault = ErrorKind::Capture(CaptureFault::WindowChange);
+        assert_eq!(kind(pool.trim(comm)), fault);
+        let missed = ErrorKind::NeedsReserve {
+            bytes: 3 * MIB,
+            domain: "shared".to_owned(),
+            when: MissedWhen::Capturing,
+        };
+        assert_eq!(kind(pool.reserve(comm, &[Request::new(3 * MIB)])), missed);
+        assert_eq!(kind(acquire(&mut pool, comm, 3 * MIB, &other)), missed);
+        // What is there may be asked for.
+        let plan = pool.reserve(comm, &[Request::new(MIB)]).unwrap();
+        assert_eq!(plan.registrations, 0);
+        drop(comm.mock.end(&stream));
+        touch(&mut pool, comm, 3 * MIB, &other);
+        assert_eq!(pool.trim(comm).unwrap().slots, 1);
+    });
+}
+
+#[test]
+fn the_first_of_two_captures_of_one_slot_is_still_known_when_the_second_has_ended() {
+    alone(|comm| {
+        let (mut pool, first, second) = (replace(), comm.stream(), comm.stream());
+        let _ = pool.reserve(comm, &[Request::new(MIB)]).unwrap();
+        comm.mock.begin(&first);
+        touch(&mut pool, comm, MIB, &first);
+        comm.mock.begin(&second);
+        touch(&mut pool, comm, MIB, &second);
+        drop(comm.mock.end(&second));
+        assert!(pool.reserve(comm, &[Request::new(3 * MIB)]).is_err());
+        assert!(pool.trim(comm).is_err());
+        drop(comm.mock.end(&first));
+        assert_eq!(pool.trim(comm).unwrap().slots, 1);
+    });
+}
+
+#[test]
+fn a_capture_goes_on_after_a_branch_of_it_has_joined() {
+    alone(|comm| {
+        let (mut pool, trunk, branch) = (replace(), comm.stream(), comm.stream());
+        let _ = pool.reserve(comm, &[Request::new(MIB)]).unwrap();
+        comm.mock.begin(&trunk);
+        touch(&mut pool, comm, MIB, &trunk);
+        comm.mock.fork(&trunk, &branch);
+        touch(&mut pool, comm, MIB, &branch);
+        drop(comm.mock.end(&branch));
+        assert!(pool.trim(comm).is_err());
+        drop(comm.mock.end(&trunk));
+        assert!(pool.trim(comm).is_ok());
+    });
+}
+
+#[test]
+fn a_pool_closes_while_a_capture_goes_on_and_leaves_its_windows_alone() {
+    world(2, |comm| {
+        let (mut pool, stream) = (replace(), comm.stream());
+        touch(&mut pool, comm, MIB, &stream);
+        let other = comm.stream();
+        let capture = comm.mock.begin(&other);
+        pool.note_capture(&*comm.mock, capture, &other);
+        assert_eq!(pool.close(comm).unwrap().windows, 1);
+        drop(comm.mock.end(&other));
     });
 }

@@ -8,7 +8,9 @@ use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::memory::Memory;
 use crate::order::{self, Held};
+use crate::rank::CaptureId;
 use crate::scratch::{Lease, ScratchAllocator};
+use crate::stream::StreamRef;
 use crate::submission::Submission;
 
 impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
@@ -37,18 +39,27 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// Has the graph own what a captured call uses; notes the use of the lease otherwise.
     #[inline(always)]
     pub(super) fn own(
-        &self,
+        &mut self,
         submission: &Submission<'_>,
         lease: Option<&Lease>,
         owners: &[&Memory],
     ) -> Result<()> {
-        if submission.capture.is_some() {
+        if let Some(capture) = submission.capture {
+            self.note_capture(capture, submission.stream);
             return order::retained(&*self.device, owners, submission.stream);
         }
         if let Some(lease) = lease {
             lease.note_use(submission.stream);
         }
         Ok(())
+    }
+
+    /// Keeps windows as they are until the capture has ended.
+    #[cold]
+    fn note_capture(&mut self, capture: CaptureId, stream: &StreamRef) {
+        if self.captures.note(&*self.device, capture, stream) {
+            self.scratch.note_capture(&*self.device, capture, stream);
+        }
     }
 }
 

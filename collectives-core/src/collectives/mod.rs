@@ -40,6 +40,7 @@ use std::time::Duration;
 use self::rows::Rows;
 use crate::addr::WindowId;
 use crate::bootstrap::DEFAULT_DEADLINE;
+use crate::captures::Captures;
 use crate::communicator::{AbortHandle, Capabilities, CommInfo, Communicator, Deferred};
 use crate::device::Device;
 use crate::error::Result;
@@ -83,6 +84,8 @@ pub struct Collectives<C, A = NoScratch> {
     deadline: Duration,
     /// The copies of one piece of a call, kept so that calls in pieces take nothing from the heap.
     copies: Vec<Copy>,
+    /// Captures that calls of this handle were recorded into.
+    captures: Captures,
     /// Windows behind users' symmetric buffers, in the order of registration.
     buffers: Vec<(Memory, WindowId)>,
     /// The stream of blocking calls on host slices, made when first needed.
@@ -130,6 +133,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             look_up_addresses: false,
             deadline: DEFAULT_DEADLINE,
             copies: Vec::new(),
+            captures: Captures::default(),
             buffers: Vec::new(),
             host_stream: None,
         }
@@ -257,7 +261,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     ///
     /// # Errors
     ///
-    /// As [`ScratchAllocator::trim`].
+    /// As [`ScratchAllocator::trim`]; also where calls that took no scratch were captured.
     pub fn trim(&mut self) -> Result<Trimmed> {
         let scratch = self.scratch.trim(&mut self.comm)?;
         let buffers = self.retire_buffers("trim")?;

@@ -8,7 +8,7 @@ use crate::agreement::Record;
 use crate::buffer::Buffer;
 use crate::communicator::{CommInfo, Communicator};
 use crate::dtype::Element;
-use crate::error::{Error, ErrorKind, Field, Misuse, Refusal, Result};
+use crate::error::{CaptureFault, Error, ErrorKind, Field, Misuse, Refusal, Result};
 use crate::layered::symmetric_of;
 use crate::memory::Memory;
 use crate::outcome;
@@ -31,6 +31,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// [`Refused`](ErrorKind::Refused) beyond the windows that the scratch allocator
     /// [allows](ScratchAllocator::max_windows),
     /// [`PeerFailed`](crate::error::ErrorKind::PeerFailed) if one rank cannot allocate for another reason;
+    /// [`CaptureFault::WindowChange`] while a capture goes on that calls of this handle were recorded into;
     /// [`Misuse`] if all ask for nothing, or for more than an address can express.
     pub fn symmetric_buffer<T: Element>(&mut self, count: usize) -> Result<Buffer<T>> {
         self.register_buffer::<T>(count)
@@ -42,6 +43,9 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         // Whatever is wrong on this rank, it takes part in the round, so that no other waits.
         let allocated = match T::DTYPE.bytes(count) {
             Ok(0) => Err(Misuse::EmptyBuffer.into()),
+            Ok(_) if self.captures.any_goes_on(&*self.device) => {
+                Err(Error::capture(CaptureFault::WindowChange))
+            }
             Ok(bytes) if self.windows_with_one_more() > limit.unwrap_or(usize::MAX) => {
                 let (windows, limit) = (self.windows_with_one_more(), limit.unwrap_or(usize::MAX));
                 let why = Refusal::OverWindows { windows, limit };
@@ -81,19 +85,26 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         if self.buffers.is_empty() {
             return Ok(trimmed);
         }
+        let capturing = self.captures.any_goes_on(&*self.device);
         let mut mine = Record::new()
             .named(Field::Operation, call)
-            .field(Field::Slots, self.buffers.len() as u64);
+            .field(Field::Slots, self.buffers.len() as u64)
+            .fact(capturing.into());
         for (memory, _) in &mut self.buffers {
             mine = mine.fact(u64::from(!memory.is_sole_owner()));
         }
         let records = self.comm.agree(&mine, self.deadline)?;
         Record::check_equal(&records)?;
-        let held = |index: usize| {
-            records
-                .iter()
-                .any(|record| record.facts().get(index) != Some(&0))
+        let told = |fact: usize| {
+            let mut records = records.iter();
+            records.any(|record| record.facts().get(fact) != Some(&0))
         };
+        let capturing = told(0);
+        if capturing && call == "trim" {
+            return Err(Error::capture(CaptureFault::WindowChange).during(call));
+        }
+        // Closing goes on, and leaves windows to the communicator.
+        let held = |index: usize| capturing || told(1 + index);
         let (kept, free): (Vec<_>, Vec<_>) = std::mem::take(&mut self.buffers)
             .into_iter()
             .enumerate()

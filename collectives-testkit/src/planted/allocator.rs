@@ -7,6 +7,7 @@ use collectives_alloc::config::ScratchConfig;
 use collectives_alloc::options::{DomainMode, OnMiss, Options, Seal};
 use collectives_core::agreement::Record;
 use collectives_core::communicator::{Communicator, Deferred};
+use collectives_core::device::Device;
 use collectives_core::error::{Error, ErrorKind, Misuse, Refusal, Result};
 use collectives_core::path::Reason;
 use collectives_core::rank::CaptureId;
@@ -261,6 +262,12 @@ impl ScratchAllocator for BuggedAllocator {
     fn max_windows(&mut self, comm: &mut dyn Communicator) -> Result<Option<usize>> {
         let limit = self.inner.max_windows(comm)?;
         Ok(limit.filter(|_| !self.is(Planted::BuffersUnbounded)))
+    }
+
+    fn note_capture(&mut self, device: &dyn Device, capture: CaptureId, stream: &StreamRef) {
+        if !self.is(Planted::CapturesUnheard) {
+            self.inner.note_capture(device, capture, stream);
+        }
     }
 
     fn splitting(&self) -> Option<Splitting> {

@@ -235,6 +235,8 @@ planted! {
     ReservesOneByOne,
     /// Allocator: the bound on windows is for slots alone.
     BuffersUnbounded,
+    /// Allocator: only captures that scratch was lent to are known.
+    CapturesUnheard,
     /// Allocator: a request for nothing is served.
     ZeroBytesServed,
     /// Allocator: a lease ends when it begins.
