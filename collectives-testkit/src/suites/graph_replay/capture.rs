@@ -3,16 +3,17 @@
 
 use std::sync::Arc;
 
-use collectives_core::error::{ErrorKind, Misuse};
+use collectives_core::collectives::Collectives;
+use collectives_core::error::{CaptureFault, ErrorKind, MissedWhen, Misuse};
 use collectives_core::graph::Capture;
-use collectives_core::path::Path;
+use collectives_core::path::{Path, Staging};
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::Request;
 
 use crate::capability::Capability::{Graphs, Symmetric};
 use crate::case::{Case, Failure, Outcome, refused};
 use crate::planted::Planted;
-use crate::rig::{Replay, Rig};
+use crate::rig::{Handle, Replay, Rig};
 use crate::{ensure, ensure_eq};
 
 /// The cases.
@@ -52,6 +53,20 @@ pub(super) const CASES: &[Case] = &[
     )
     .needs(&[Symmetric, Graphs])
     .catches(Planted::AgreesInCapture),
+    Case::new(
+        "I23",
+        "no window is made or retired while a capture goes on that took no scratch",
+        windows_stay,
+    )
+    .needs(&[Symmetric, Graphs])
+    .catches(Planted::CapturesUnheard),
+    Case::new(
+        "I23",
+        "no buffer is made or given back while a capture goes on",
+        buffers_stay,
+    )
+    .needs(&[Symmetric, Graphs])
+    .catches(Planted::CaptureHidden),
     Case::new(
         "I23",
         "a capture makes the host wait for nothing",
@@ -97,6 +112,108 @@ fn warmed(rig: &mut Rig<'_>) -> Outcome {
     let mut graph = Replay::new(&graph, tensor)?;
     rig.replay(&mut graph, 1, &other)?;
     drop(graph);
+    rig.finish(handle)
+}
+
+/// Captures two calls on a buffer in a window, with what `between` does meanwhile, and replays them.
+fn around<R>(
+    rig: &mut Rig<'_>,
+    handle: &mut Handle,
+    between: impl FnOnce(&mut Handle) -> R,
+) -> Outcome<R> {
+    handle.set_staging(Staging::Never);
+    let count = 100;
+    let mut buffer = handle.symmetric_buffer::<i32>(count)?;
+    let changes = |rig: &Rig<'_>| {
+        (
+            rig.witness().windows().len(),
+            rig.witness().calls("allocate_symmetric"),
+        )
+    };
+    let before = changes(rig);
+    let (graph, done) = rig.capture(|capture| {
+        let report = handle.all_reduce(&mut buffer, ReduceOp::Sum, capture.stream())?;
+        let done = between(handle);
+        handle.all_reduce(&mut buffer, ReduceOp::Sum, capture.stream())?;
+        Ok((report.path, done))
+    })?;
+    ensure_eq!(done.0, Path::ZeroCopy, "the path captured");
+    ensure_eq!(changes(rig), before, "windows and allocations so far");
+    let mut graph = graph.instantiate()?;
+    buffer.write(&rig.input::<i32>(count, 3), rig.stream())?;
+    graph.launch(&*rig.device(), rig.stream())?;
+    let ranks = i32::try_from(rig.ranks()).unwrap_or(1);
+    let twice: Vec<_> = crate::values::sum::<i32>(rig.ranks(), count, 3)
+        .into_iter()
+        .map(|sum| sum * ranks)
+        .collect();
+    rig.expect_all("the capture that went on", &buffer, &twice, rig.stream())?;
+    Ok(done.1)
+}
+
+/// Fails unless this is the error of a capture that goes on, alike on all ranks.
+fn keeps_windows<T: std::fmt::Debug>(
+    rig: &mut Rig<'_>,
+    what: &str,
+    result: collectives_core::error::Result<T>,
+) -> Outcome {
+    let error = refused(what, result)?;
+    let typed = matches!(
+        error.kind(),
+        ErrorKind::Capture(CaptureFault::WindowChange)
+            | ErrorKind::NeedsReserve {
+                when: MissedWhen::Capturing,
+                ..
+            }
+    );
+    ensure!(typed, "{what} is another error: {error}");
+    ensure!(!error.poisons(), "{what} poisons: {error}");
+    rig.expect_alike(what, &format!("{:?}", error.kind()))
+}
+
+fn windows_stay(rig: &mut Rig<'_>) -> Outcome {
+    let granule = rig.granule();
+    let other = rig.device().create_stream()?;
+    let mut handle = rig.collectives("geometric")?;
+    // What a trim would give back.
+    let _plan = handle.reserve(&[Request::new(granule)])?;
+    let mut tensor = rig.tensor::<f32>(granule, 1)?;
+    let (reserved, trimmed, grown) = around(rig, &mut handle, |handle| {
+        let reserved = handle.reserve(&[Request::new(3 * granule)]);
+        let trimmed = handle.trim();
+        // A miss on a stream that captures nothing.
+        handle.set_staging(Staging::Forced);
+        let grown = handle.all_reduce(&mut tensor, ReduceOp::Sum, &other);
+        handle.set_staging(Staging::Never);
+        (reserved, trimmed, grown)
+    })?;
+    keeps_windows(rig, "reserving in a capture", reserved)?;
+    keeps_windows(rig, "trimming in a capture", trimmed)?;
+    keeps_windows(rig, "growing in a capture", grown)?;
+    // Afterwards all of it works.
+    let _plan = handle.reserve(&[Request::new(3 * granule)])?;
+    let trimmed = rig.settled_trim(&mut handle)?;
+    ensure!(trimmed.slots > 0, "nothing is given back after the capture");
+    rig.finish(handle)
+}
+
+fn buffers_stay(rig: &mut Rig<'_>) -> Outcome {
+    let comm = rig.communicator()?;
+    let mut handle = Collectives::new(comm, rig.pool("geometric", rig.options())?);
+    handle.set_deadline(rig.deadline());
+    let idle = handle.symmetric_buffer::<u8>(10)?;
+    let (made, trimmed) = around(rig, &mut handle, |handle| {
+        drop(idle);
+        (handle.symmetric_buffer::<u32>(10), handle.trim())
+    })?;
+    keeps_windows(rig, "a buffer in a capture", made)?;
+    keeps_windows(rig, "trimming in a capture", trimmed)?;
+    drop(handle.symmetric_buffer::<u32>(10)?);
+    let trimmed = rig.settled_trim(&mut handle)?;
+    ensure!(
+        trimmed.mapped_bytes > 0,
+        "nothing is given back after the capture"
+    );
     rig.finish(handle)
 }
 
