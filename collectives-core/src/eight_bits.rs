@@ -1,8 +1,8 @@
 //! Rounding to 8-bit floats, as the [accumulation rules](crate::reduce) have it.
 //!
 //! To nearest even, and what is too large is not made smaller: it becomes infinite, as it does in the wider
-//! types, or NaN in the type that has no infinity. An infinity stays one, so that whoever looks for overflow
-//! finds it. The conversions of the `float8` crate and of CUDA saturate instead.
+//! types, or NaN in the type that has no infinity. An infinity stays one, so that a look for
+//! overflow finds it. The conversions of the `float8` crate and of CUDA saturate instead.
 //!
 //! Both are integer arithmetic and selections, because those vectorise.
 

@@ -1,6 +1,7 @@
 //! One rank's device: streams, memory, copies and order.
 
 mod graphs;
+mod work;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

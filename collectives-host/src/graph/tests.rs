@@ -462,8 +462,7 @@ fn launches_of_one_executable_do_not_overlap() {
     let mut executable = graph.instantiate().unwrap();
     executable.launch(&*device, &one).unwrap();
     executable.launch(&*device, &two).unwrap();
-    // The second replay comes to the first stream and waits there, or else into the node: nobody else
-    // waits for that stream.
+    // The second replay waits for the first stream, for which nothing else waits, or comes into the node.
     let first = device.queue(&one).unwrap().progress();
     while !first.is_waited_for() && entered.load(Ordering::SeqCst) < 2 {
         thread::yield_now();

@@ -17,6 +17,7 @@ mod rooted;
 mod slices;
 mod switch;
 mod symmetric;
+mod work;
 
 use std::sync::Arc;
 use std::time::Duration;

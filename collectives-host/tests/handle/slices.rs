@@ -168,14 +168,14 @@ fn mistakes_are_those_of_tensors(#[values(Inline, Asynchronous)] mode: StreamMod
         };
         let long = collectives.reduce_scatter_v_host(&[1; 3], &mut two, &[2, 2], ReduceOp::Sum);
         assert_eq!(refused(long), count("send", 4, 3));
-        let nobody = collectives.reduce_host(&mut two, ReduceOp::Sum, Rank(2));
+        let beyond = collectives.reduce_host(&mut two, ReduceOp::Sum, Rank(2));
         assert!(matches!(
-            refused(nobody),
+            refused(beyond),
             Some(Misuse::RankOutOfRange { .. })
         ));
-        let nobody = collectives.send_host(&two, Rank(7));
+        let beyond = collectives.send_host(&two, Rank(7));
         assert!(matches!(
-            refused(nobody),
+            refused(beyond),
             Some(Misuse::RankOutOfRange { .. })
         ));
         // The root alone has both sides.

@@ -53,7 +53,7 @@ pub(super) fn sum_in_order(
         })
     }?;
     let mut inputs = vec![0; bytes * ranks];
-    // SAFETY: It reads all of `all`, of which nobody else knows.
+    // SAFETY: It reads all of `all`, which this function alone knows.
     unsafe { device.read(&mut inputs, all.addr(), stream) }?;
     let ordered: Vec<_> = order
         .iter()
