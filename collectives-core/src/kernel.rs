@@ -4,7 +4,8 @@
 //! work as collectives are ordered: after the last use of each tensor, on whichever stream that was,
 //! and before the next one. In a capture the graph owns the tensors, as it owns those of a collective.
 //! [`StreamRef::raw`](crate::stream::StreamRef::raw) is the stream to launch on, and
-//! [`Tensor::operand`] says where the elements are.
+//! [`Tensor::operand`] says where the elements are. The host backend's device takes a closure instead
+//! (`HostDevice::enqueue` of `collectives-host`).
 
 use crate::device::Device;
 use crate::error::Result;
@@ -27,7 +28,7 @@ use crate::tensor::Tensor;
 ///
 /// While `enqueue` runs, and for whatever it enqueued on `stream`, the stream is ordered after the
 /// last use of each tensor. Later uses through this crate are ordered after what it enqueued, also
-/// where it returned an error. What it enqueued finds the memory valid, whatever becomes of the
+/// where it returned an error or panicked. What it enqueued finds the memory valid, whatever becomes of the
 /// handles; work that was captured, at each replay.
 ///
 /// In a capture, uses on different branches are ordered by [`Capture::branch`] alone.

@@ -55,9 +55,23 @@ pub(crate) fn exclusively<R>(
     check_device(device.id(), memories)?;
     let held = Held::of(memories);
     held.order(device, stream)?;
-    let result = enqueue();
-    held.note(stream);
-    result
+    let _noted = held.note_at_the_end(stream);
+    enqueue()
+}
+
+/// Makes the stream the last user when it is dropped, also by a panic: work may have been enqueued by then.
+pub(crate) struct Noted<'m, 's> {
+    held: Option<Held<'m>>,
+    stream: &'s StreamRef,
+}
+
+impl Drop for Noted<'_, '_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Some(held) = self.held.take() {
+            held.note(self.stream);
+        }
+    }
 }
 
 /// Refuses memory of another device.
@@ -141,9 +155,18 @@ impl<'m> Held<'m> {
         }
     }
 
+    /// Makes the stream the last user when what is returned is dropped, after the use was enqueued.
+    #[inline(always)]
+    pub(crate) fn note_at_the_end(self, stream: &StreamRef) -> Noted<'m, '_> {
+        Noted {
+            held: Some(self),
+            stream,
+        }
+    }
+
     /// Makes the stream the last user.
     #[inline(always)]
-    pub(crate) fn note(self, stream: &StreamRef) {
+    fn note(self, stream: &StreamRef) {
         match self {
             Self::One(None) => {}
             Self::One(Some(one)) => one.note(stream),

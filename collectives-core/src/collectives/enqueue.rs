@@ -25,6 +25,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         self.own(submission, lease, owners)?;
         let held = hold(submission, owners);
         held.order(&*self.device, submission.stream)?;
+        let noted = held.note_at_the_end(submission.stream);
         let guard = AbortOnPanic(&mut self.comm);
         let enqueued = match self.drains {
             true => enqueue(guard.0, submission),
@@ -32,7 +33,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         };
         // Nothing unwound, so nobody needs to be asked whether something does.
         std::mem::forget(guard);
-        held.note(submission.stream);
+        drop(noted);
         enqueued
     }
 

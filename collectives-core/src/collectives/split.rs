@@ -96,8 +96,9 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             std::mem::forget(guard);
             Ok(())
         };
+        let noted = held.note_at_the_end(on.stream);
         let enqueued = enqueue_pieces();
-        held.note(on.stream);
+        drop(noted);
         self.scratch.note_pieces(progress.pieces);
         match enqueued {
             Ok(()) => self.scratch.release(lease),

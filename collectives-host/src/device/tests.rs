@@ -1,6 +1,9 @@
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::channel;
 
+use collectives_core::buffer::Buffer;
 use collectives_core::graph::{Capture, GraphTemplate};
+use collectives_core::kernel;
 use rstest::rstest;
 
 use crate::gate::{Gate, copy, enqueue, get, put};
@@ -261,4 +264,44 @@ fn an_eager_record_on_a_capturing_stream_is_no_node() {
     gate.open();
     device.synchronize(&other).unwrap();
     assert_eq!(capture.end().unwrap().node_count(), 0);
+}
+
+#[test]
+fn what_a_kernel_enqueued_before_it_panicked_is_waited_for() {
+    let device = device();
+    let any: Arc<dyn Device> = device.clone();
+    let stream = || device.create_stream_with(StreamMode::Asynchronous).unwrap();
+    let (before, one, two) = (stream(), stream(), stream());
+    let values = Buffer::from_slice(&any, &[0_u8; 4], &before).unwrap();
+    let (gate, late) = (Gate::default(), Arc::new(AtomicU64::new(0)));
+    let held = gate.clone();
+    let launched = catch_unwind(AssertUnwindSafe(|| {
+        kernel::launch(&*device, &[&values], &one, || {
+            enqueue(&device, &one, move || {
+                held.pass();
+                Ok(())
+            })?;
+            resume_unwind(Box::new("the launch panicked"));
+            #[expect(unreachable_code, reason = "it tells the type")]
+            Ok(())
+        })
+    }));
+    assert!(launched.is_err());
+    let seen = Arc::clone(&late);
+    kernel::launch(&*device, &[&values], &two, || {
+        enqueue(&device, &two, move || {
+            seen.store(1, Ordering::SeqCst);
+            Ok(())
+        })
+    })
+    .unwrap();
+    // The second stream waits for the first, for which nothing else waits, or runs its work.
+    let first = device.queue(&one).unwrap().progress();
+    while !first.is_waited_for() && late.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    let early = late.load(Ordering::SeqCst);
+    gate.open();
+    device.synchronize(&two).unwrap();
+    assert_eq!(early, 0, "used beside what was enqueued before");
 }
