@@ -19,7 +19,7 @@
 //! |---|---|
 //! | `COLLECTIVES_REQUIRE=graphs,…` | these capabilities may not be missing: a skip is a failure |
 //! | `COLLECTIVES_RANKS=8` | ranks of every case that does not need a certain number; 3 otherwise |
-//! | `COLLECTIVES_CASE_SECONDS=30` | how long a case may take on one rank; 60 otherwise |
+//! | `COLLECTIVES_CASE_SECONDS=30` | how long nothing may happen in a case; 60 otherwise |
 //! | `COLLECTIVES_REPORT=DIR` | write a report of each backend there, in JSON and Markdown |
 
 pub mod capability;
@@ -33,6 +33,7 @@ pub mod interpose;
 #[cfg(target_os = "linux")]
 pub mod launch;
 pub mod matrix;
+mod patience;
 pub mod planted;
 pub mod report;
 pub mod rig;

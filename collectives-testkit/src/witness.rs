@@ -144,6 +144,7 @@ impl Witness {
     }
 
     fn count(&self, call: &'static str) {
+        self.progress.beat();
         *self.lock().calls.entry(call).or_default() += 1;
     }
 
@@ -210,6 +211,7 @@ impl Witness {
     }
 
     fn uses(&self, stream: &StreamRef, capture: Option<CaptureId>, sides: &[(Addr, usize, bool)]) {
+        self.progress.beat();
         let mut state = self.lock();
         for &(addr, bytes, writes) in sides {
             let start = addr.value();

@@ -100,6 +100,23 @@ fn a_rank_that_hangs_is_named_with_its_last_operation_and_the_next_case_goes_on(
     worlds.run(&Case::new("X", "good", good), None).unwrap();
 }
 
+fn goes_on(rig: &mut Rig<'_>) -> Outcome {
+    // Together longer than the parent waits for a case in which nothing happens.
+    for _ in 0..60 {
+        std::thread::sleep(QUICK.case / 30);
+        rig.meet()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_case_may_take_long_as_long_as_something_happens() {
+    let worlds = Worlds::new(Arc::new(host::Host), QUICK);
+    worlds
+        .run(&Case::new("X", "goes on", goes_on), None)
+        .unwrap();
+}
+
 #[test]
 fn what_a_case_leaves_behind_fails_it() {
     let text = fails(&worlds(), leaks);

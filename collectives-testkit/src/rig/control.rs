@@ -40,7 +40,9 @@ impl Rig<'_> {
         let round = format!("kit/{}", self.rounds);
         *self.rounds += 1;
         let deadline = self.setup.deadline * 3;
-        Ok(self.bootstrap.all_gather(&round, mine, deadline)?)
+        let all = self.bootstrap.all_gather(&round, mine, deadline)?;
+        self.progress.beat();
+        Ok(all)
     }
 
     /// Waits until every rank is here, beside the backend.

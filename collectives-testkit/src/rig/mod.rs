@@ -199,6 +199,7 @@ impl<'w> Rig<'w> {
 
     /// A communicator of the backend as cases see it.
     pub(crate) fn around(&self, comm: Box<dyn Communicator>) -> Box<dyn Communicator> {
+        self.progress.beat();
         self.progress.watch(comm.abort_handle());
         let comm: Box<dyn Communicator> = match &self.quarantine {
             Some(quarantine) => Box::new(Layered::new(Quarantined::new(quarantine), comm)),

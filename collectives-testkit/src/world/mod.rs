@@ -20,7 +20,8 @@ use crate::planted::Planted;
 pub struct Limits {
     /// A call that waits for other ranks.
     pub call: Duration,
-    /// A whole case on one rank; the parent waits half as long again.
+    /// A case in which nothing happens on any rank; the parent waits half as long again. A case in which
+    /// something happens all the time may take ten times as long.
     pub case: Duration,
 }
 
@@ -36,7 +37,7 @@ impl Limits {
         case: Duration::from_secs(12),
     };
 
-    /// These, or what the environment says a case may take.
+    /// These, or what the environment says of how long nothing may happen in a case.
     ///
     /// # Errors
     ///

@@ -8,6 +8,7 @@ use std::collections::hash_map::RandomState;
 use std::env;
 use std::fs::{self, File};
 use std::hash::BuildHasher;
+use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -19,6 +20,9 @@ use std::time::{Duration, Instant};
 use collectives_core::env::World as Place;
 use collectives_core::error::{Error, ErrorKind, Result};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
 use super::Limits;
 use super::rank::{self, Job};
 use crate::capability::Capability;
@@ -26,6 +30,7 @@ use crate::case::{Case, Failure, Outcome};
 use crate::harness::{Harness, Ranks, Setup, Terrain};
 use crate::launch::channel::{self, News};
 use crate::launch::{self, Launch, Report};
+use crate::patience::{Patience, Pulse};
 use crate::planted::Planted;
 use crate::watchdog::Notes;
 use crate::{claims, suites};
@@ -48,6 +53,8 @@ const BUG: &str = "COLLECTIVES_KIT_BUG";
 const LIFE: Duration = Duration::from_secs(6 * 3600);
 /// What a rank gets beyond the parent's own patience before it ends itself.
 const MERCY: Duration = Duration::from_secs(1);
+/// How long the rest of a reply may take.
+const FRAME: Duration = Duration::from_secs(30);
 /// How much of what the ranks printed goes into a failure.
 const LAST_LINES: usize = 30;
 
@@ -161,21 +168,23 @@ impl World {
 
     /// Every rank's reply, or what is known of those that do not reply.
     fn collect(&mut self, what: &str, limit: Duration) -> Outcome {
-        let begun = Instant::now();
-        // Those who end themselves say so first.
-        let limit = limit + 2 * MERCY;
         let mut failures = Vec::new();
         let file = self.notes.as_ref().and_then(|path| File::open(path).ok());
+        let file = file.map(Arc::new);
+        let pulse = match &file {
+            Some(file) => Pulse::Processes(Arc::clone(file)),
+            None => Pulse::Threads(Arc::default()),
+        };
+        // Those that end themselves say so first.
+        let mut patience = Patience::new(pulse, limit + 2 * MERCY);
         let last = |rank: usize| {
-            let file = file.as_ref()?.try_clone().ok()?;
+            let file = Arc::clone(file.as_ref()?);
             let rank = rank as u64;
             Notes { file, rank }.read()
         };
         let last = |rank| last(rank).unwrap_or_else(|| "not known".to_owned());
         for (index, stream) in self.ranks.iter_mut().enumerate() {
-            let left = limit.saturating_sub(begun.elapsed());
-            let _bounded = stream.set_read_timeout(Some(left.max(Duration::from_millis(1))));
-            match News::receive(stream) {
+            match reply(stream, &mut patience) {
                 Ok(Some(News::Result(_))) => {}
                 Ok(Some(News::Error(text))) => failures.push(format!("rank {index}: {text}")),
                 Ok(Some(_) | None) => {
@@ -225,6 +234,25 @@ impl Drop for World {
             let _gone = fs::remove_file(notes);
         }
     }
+}
+
+/// A rank's reply, once it comes.
+fn reply(stream: &mut UnixStream, patience: &mut Patience) -> io::Result<Option<News>> {
+    let tick = Timespec::try_from(patience.tick()).map_err(io::Error::other)?;
+    loop {
+        let mut polled = [PollFd::new(&*stream, PollFlags::IN)];
+        match poll(&mut polled, Some(&tick)) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => break,
+            Err(error) => return Err(error.into()),
+        }
+        if let Some(over) = patience.look() {
+            return Err(io::Error::other(over.to_string()));
+        }
+    }
+    // What has begun to come is there soon.
+    stream.set_read_timeout(Some(FRAME))?;
+    News::receive(stream)
 }
 
 /// What a rank is told with its start.
@@ -294,23 +322,35 @@ fn body(place: &Place) -> Result<Vec<u8>> {
     let hello = News::Rank(place.rank.0, var(TOKEN)?.into_bytes());
     hello.send(&mut parent).map_err(system)?;
     let bootstrap = harness.bootstrap(place, limits.call)?;
-    let rank = rank::start(harness, setup, limits.case, Arc::clone(&bootstrap))
+    let (end, beats) = (Arc::clone(&bootstrap), Arc::default());
+    let rank = rank::start(harness, setup, limits.case, end, beats)
         .map_err(|Failure(text)| system(text))?;
-    if let Ok(file) =
-        var(NOTES).and_then(|path| File::options().write(true).open(path).map_err(system))
-    {
+    if let Ok(file) = var(NOTES).and_then(|path| {
+        File::options()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(system)
+    }) {
         let number = u64::from(place.rank.0);
+        let file = Arc::new(file);
         rank.progress.write_to(Notes { file, rank: number });
     }
     let mut limit = setup.deadline * 2;
     loop {
-        let reply = match rank.replies.recv_timeout(limit + MERCY) {
-            Ok(Ok(())) => News::Result(Vec::new()),
-            Ok(Err(Failure(text))) => News::Error(text),
-            Err(RecvTimeoutError::Disconnected) => return Err(system("the rank's thread is gone")),
-            Err(RecvTimeoutError::Timeout) => {
+        let mut patience = Patience::new(rank.progress.pulse(), limit + MERCY);
+        let reply = loop {
+            match rank.replies.recv_timeout(patience.tick()) {
+                Ok(Ok(())) => break News::Result(Vec::new()),
+                Ok(Err(Failure(text))) => break News::Error(text),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(system("the rank's thread is gone"));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if let Some(over) = patience.look() {
                 let last = rank.progress.last();
-                let text = format!("did not return in {limit:?}, last: {last}");
+                let text = format!("did not return: {over}; last: {last}");
                 let _told = News::Error(text).send(&mut parent);
                 // Destructors could wait for the thread that hangs.
                 std::process::abort();

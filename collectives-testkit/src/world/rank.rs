@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -38,16 +39,17 @@ impl std::fmt::Debug for Job {
     }
 }
 
-/// Starts a rank; it ends when its jobs do, or with the first case that fails.
+/// Starts a rank, which counts what it does in `beats`; it ends when its jobs do, or with the first case that fails.
 pub(super) fn start(
     harness: &Arc<dyn Harness>,
     setup: Setup,
     limit: Duration,
     bootstrap: Arc<dyn Bootstrap>,
+    beats: Arc<AtomicU64>,
 ) -> Outcome<Rank> {
     let (jobs, receiver) = mpsc::channel();
     let (sender, replies) = mpsc::channel();
-    let progress = Arc::new(Progress::default());
+    let progress = Arc::new(Progress::counting(beats));
     let index = bootstrap.rank();
     let rank = RankThread {
         harness: Arc::clone(harness),
