@@ -1,6 +1,7 @@
 //! Communicators: how ranks meet, and how they part.
 
-use std::collections::BTreeMap;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use crate::arithmetic::{self, Reduction};
@@ -43,6 +44,8 @@ pub(crate) struct Library {
     pub(crate) windows: BTreeMap<Handle, Window>,
     /// Numbers of the windows that the ranks of a communicator deregister, in order.
     pub(crate) deregistered: BTreeMap<u64, Vec<u64>>,
+    /// Windows that a rank was refused, by the ranks they belong to and number.
+    pub(crate) refused: BTreeSet<(u64, u64)>,
     /// Ranks that came to a collective.
     pub(crate) arrivals: BTreeMap<Key, BTreeMap<c_int, Arrival>>,
     operators: BTreeMap<c_int, Operator>,
@@ -68,6 +71,11 @@ struct Operator {
     handle: Handle,
 }
 
+thread_local! {
+    /// Whether this thread stays away from its next meeting, as a process does that was stopped.
+    pub(crate) static AWAY: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Whether this library is at least this version.
 pub(crate) fn is_at_least(version: c_int) -> bool {
     self::version() >= version
@@ -87,7 +95,9 @@ pub(crate) fn meet(comm: Handle, number: u64, what: &str, brought: usize) -> c_i
     };
     let (key, rank, ranks) = ((here.id, number), here.rank, here.ranks);
     let meeting = world.nccl.meetings.entry(key).or_default();
-    meeting.insert(rank, brought);
+    if !AWAY.take() {
+        meeting.insert(rank, brought);
+    }
     if meeting.values().any(|other| *other != brought) {
         let text = format!("ranks that differ in {what}: {meeting:?}");
         world.wrong.push(text);

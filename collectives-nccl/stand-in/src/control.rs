@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::atomic::Ordering;
 
+use crate::communicators::AWAY;
 use crate::devices;
 use crate::owned::{DELAY, RUNNING};
 use crate::windows::REFUSES;
@@ -114,4 +115,10 @@ extern "C" fn standin_delay(microseconds: u64) {
 #[unsafe(no_mangle)]
 extern "C" fn standin_refuse_window() {
     REFUSES.set(true);
+}
+
+/// Has this thread stay away from the next meeting that it comes to.
+#[unsafe(no_mangle)]
+extern "C" fn standin_stay_away() {
+    AWAY.set(true);
 }

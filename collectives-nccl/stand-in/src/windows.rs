@@ -61,6 +61,10 @@ impl World {
         let Some(rank) = self.nccl.communicators.get_mut(&comm) else {
             return;
         };
+        if self.nccl.refused.contains(&(rank.id, number)) {
+            // Not all have it.
+            return;
+        }
         let order = self.nccl.deregistered.entry(rank.id).or_default();
         match order.get(rank.deregistered) {
             None => order.push(number),
@@ -105,22 +109,26 @@ extern "C" fn ncclCommWindowRegister(
     let (id, number, rank) = (rank.id, rank.registered, rank.rank);
     drop(locked);
     let met = meet(comm, number, "the bytes of a window", bytes);
-    if met == SUCCESS && !REFUSES.take() {
-        let mut locked = lock();
-        let world = locked.get();
-        let handle = world.make(Kind::Window);
-        let base = buffer;
-        let made = Window {
-            comm,
-            id,
-            number,
-            rank,
-            base,
-            bytes,
-        };
-        world.nccl.windows.insert(handle, made);
-        window.put(handle);
+    if met != SUCCESS {
+        return met;
     }
+    let mut locked = lock();
+    let world = locked.get();
+    if REFUSES.take() {
+        world.nccl.refused.insert((id, number));
+        return met;
+    }
+    let handle = world.make(Kind::Window);
+    let made = Window {
+        comm,
+        id,
+        number,
+        rank,
+        base: buffer,
+        bytes,
+    };
+    world.nccl.windows.insert(handle, made);
+    window.put(handle);
     met
 }
 

@@ -134,17 +134,68 @@ pub(crate) fn set_delay(delay: Duration) {
     symbol::<extern "C" fn(u64)>("standin_delay")(microseconds);
 }
 
+/// Has the next window that this thread registers be refused.
+pub(crate) fn refuse_window() {
+    symbol::<extern "C" fn()>("standin_refuse_window")();
+}
+
+/// Has this thread not come where the others wait for it next, as if its process had been stopped.
+pub(crate) fn stay_away() {
+    symbol::<extern "C" fn()>("standin_stay_away")();
+}
+
 /// Begins a capture as a framework would, in the thread's own mode.
 pub(crate) fn begin_foreign_capture(stream: usize) {
     let begin = symbol::<extern "C" fn(usize, c_int) -> c_int>("cuStreamBeginCapture_v2");
     assert_eq!(begin(stream, 1), 0);
 }
 
-/// Ends it, and destroys the graph.
-pub(crate) fn end_foreign_capture(stream: usize) {
+/// A graph that somebody else captured, with an executable.
+pub(crate) struct Foreign {
+    graph: *mut c_void,
+    executable: *mut c_void,
+}
+
+/// Ends it.
+pub(crate) fn end_foreign_capture(stream: usize) -> Foreign {
     let end = symbol::<extern "C" fn(usize, *mut *mut c_void) -> c_int>("cuStreamEndCapture");
-    let destroy = symbol::<extern "C" fn(*mut c_void) -> c_int>("cuGraphDestroy");
     let mut graph = std::ptr::null_mut();
     assert_eq!(end(stream, &raw mut graph), 0);
-    assert_eq!(destroy(graph), 0);
+    let instantiate = symbol::<extern "C" fn(*mut *mut c_void, *mut c_void, u64) -> c_int>(
+        "cuGraphInstantiateWithFlags",
+    );
+    let mut executable = std::ptr::null_mut();
+    in_context(|| assert_eq!(instantiate(&raw mut executable, graph, 0), 0));
+    Foreign { graph, executable }
+}
+
+impl Foreign {
+    /// Launches it and waits.
+    pub(crate) fn launch(&self, stream: usize) {
+        let launch = symbol::<extern "C" fn(*mut c_void, usize) -> c_int>("cuGraphLaunch");
+        let wait = symbol::<extern "C" fn(usize) -> c_int>("cuStreamSynchronize");
+        in_context(|| assert_eq!(launch(self.executable, stream), 0));
+        assert_eq!(wait(stream), 0);
+    }
+
+    /// Destroys graph and executable.
+    pub(crate) fn destroy(self) {
+        let executable = symbol::<extern "C" fn(*mut c_void) -> c_int>("cuGraphExecDestroy");
+        let graph = symbol::<extern "C" fn(*mut c_void) -> c_int>("cuGraphDestroy");
+        assert_eq!(executable(self.executable), 0);
+        assert_eq!(graph(self.graph), 0);
+    }
+}
+
+/// Runs a body with the context of the first device current.
+fn in_context(body: impl FnOnce()) {
+    let retain =
+        symbol::<extern "C" fn(*mut *mut c_void, c_int) -> c_int>("cuDevicePrimaryCtxRetain");
+    let push = symbol::<extern "C" fn(*mut c_void) -> c_int>("cuCtxPushCurrent_v2");
+    let pop = symbol::<extern "C" fn(*mut *mut c_void) -> c_int>("cuCtxPopCurrent_v2");
+    let mut context = std::ptr::null_mut();
+    assert_eq!(retain(&raw mut context, 0), 0);
+    assert_eq!(push(context), 0);
+    body();
+    assert_eq!(pop(&raw mut context), 0);
 }

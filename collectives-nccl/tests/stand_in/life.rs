@@ -48,6 +48,14 @@ impl Actor {
         let mut options = Options::default();
         options.deadline = PATIENCE;
         options.work_deadline = PATIENCE;
+        Self::join_with(end, cuda, options)
+    }
+
+    pub(crate) fn join_with(
+        end: InProcess,
+        cuda: &Arc<CudaDevice>,
+        options: Options,
+    ) -> Result<Self> {
         let comm = NcclCommunicator::connect(Arc::new(end), Arc::clone(cuda), options)?;
         let scratch = ScratchConfig::from_toml("[scratch]\npolicy = \"geometric\"\n")?.build()?;
         let mut handle = Collectives::new(comm, scratch);

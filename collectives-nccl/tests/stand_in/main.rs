@@ -14,7 +14,13 @@ mod faults;
 #[cfg(target_os = "linux")]
 mod folder;
 #[cfg(target_os = "linux")]
+mod graphs;
+#[cfg(target_os = "linux")]
 mod life;
+#[cfg(target_os = "linux")]
+mod watchdog;
+#[cfg(target_os = "linux")]
+mod windows;
 
 #[cfg(target_os = "linux")]
 fn main() -> std::process::ExitCode {
@@ -51,6 +57,37 @@ fn main() -> std::process::ExitCode {
             "a_buffer_that_one_rank_asks_for_otherwise_is_the_same_error_on_all",
             faults::odd_buffers,
         ),
+        (
+            "ranks_that_retire_different_windows_are_told_and_keep_both",
+            windows::different,
+        ),
+        (
+            "a_window_that_one_rank_is_refused_is_no_rank_s",
+            windows::refused_on_one,
+        ),
+        (
+            "memory_that_no_window_can_be_is_refused_on_all_ranks",
+            windows::unsuitable,
+        ),
+        ("a_window_gives_the_addresses_of_peers", windows::peers),
+        (
+            "a_graph_of_a_barrier_outlives_the_communicator",
+            graphs::barrier,
+        ),
+        (
+            "a_communicator_that_graphs_own_is_deferred",
+            graphs::deferred,
+        ),
+        (
+            "a_registration_that_a_peer_never_comes_to_is_aborted",
+            watchdog::registration,
+        ),
+        ("work_that_a_peer_never_comes_to_is_aborted", watchdog::work),
+        (
+            "a_rank_that_waits_hears_of_another_s_failure",
+            watchdog::failure,
+        ),
+        ("a_watchdog_ends_with_its_communicator", watchdog::ends),
     ];
     let trials = cases.iter().map(|&(name, case)| {
         Trial::test(name, move || {
