@@ -48,7 +48,8 @@ impl Captures {
 
     fn forget_ended(&mut self, device: &dyn Device) {
         self.0.retain(|noted| {
-            let mut streams = noted.streams.iter();
+            // The capture of a stream that is gone can neither be ended nor go on.
+            let mut streams = noted.streams.iter().filter(|stream| !stream.is_gone());
             streams.any(|stream| match device.capture_state(stream) {
                 Ok(state) => state == Some(noted.id),
                 // A capture that was invalidated has not ended. A stream that failed records nothing any

@@ -4,6 +4,7 @@ use std::any::{Any, TypeId};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::rank::{DeviceId, StreamId};
 
@@ -21,6 +22,11 @@ pub unsafe trait StreamHandle: fmt::Debug + Send + Sync + Any {
     /// The native handle as a word (a `CUstream`, for example); what it means is the backend's
     /// business.
     fn raw(&self) -> usize;
+    /// Whether the native stream ends with its [`Stream`]. Not so where it is a framework's, of which
+    /// another [`Stream`] may be made.
+    fn is_owned(&self) -> bool {
+        true
+    }
 }
 
 /// A counted reference to a stream, kept to order later work after it.
@@ -37,6 +43,8 @@ struct Known {
     /// Where the handle lies, whatever its type.
     at: *const (),
     handle: Arc<dyn StreamHandle>,
+    /// Whether the [`Stream`] was dropped, if the native one ends with it.
+    gone: AtomicBool,
 }
 
 // SAFETY: `at` is where `handle` points, and that may be sent and shared.
@@ -53,6 +61,7 @@ impl StreamRef {
             id: handle.id(),
             at: Arc::as_ptr(&handle).cast(),
             handle,
+            gone: AtomicBool::new(false),
         }))
     }
 
@@ -81,6 +90,13 @@ impl StreamRef {
     #[must_use]
     pub fn device(&self) -> DeviceId {
         self.0.device
+    }
+
+    /// Whether its [`Stream`] was dropped, so that nothing more will be enqueued. Work that was enqueued
+    /// before may still run. A stream that a framework [owns](StreamHandle::is_owned) is never gone.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.0.gone.load(Ordering::Relaxed)
     }
 
     /// The native handle as a word.
@@ -120,6 +136,14 @@ impl Stream {
     #[must_use]
     pub fn new(handle: Arc<dyn StreamHandle>) -> Self {
         Self(StreamRef::new(handle))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let known = &self.0.0;
+        // It says nothing of other memory, so no order is needed.
+        known.gone.store(known.handle.is_owned(), Ordering::Relaxed);
     }
 }
 
@@ -196,5 +220,16 @@ mod tests {
         assert_eq!(one.downcast::<One>().unwrap().0, 1);
         assert_eq!(other.downcast::<Other>().unwrap().0, 2);
         assert!(one.downcast::<Other>().is_none() && other.downcast::<One>().is_none());
+    }
+
+    #[test]
+    fn a_reference_tells_whether_its_stream_is_gone() {
+        let stream = Stream::new(Arc::new(One(1)));
+        let [kept, again] = [(); 2].map(|()| StreamRef::clone(&stream));
+        assert!(!kept.is_gone());
+        drop(again);
+        assert!(!kept.is_gone());
+        drop(stream);
+        assert!(kept.is_gone());
     }
 }

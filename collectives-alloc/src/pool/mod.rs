@@ -44,10 +44,12 @@
 //! goes with its graph; so reserve again before the next capture.
 
 mod arena;
+mod gone;
 mod hold;
 mod ledger;
 mod make;
 mod miss;
+mod places;
 mod plan;
 mod reserve;
 mod retire;

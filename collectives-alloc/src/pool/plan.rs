@@ -8,7 +8,7 @@ use collectives_core::scratch::{Plan, Request, SlotId};
 use crate::model::{self, Domain, Key, Model, Outside, Refused, Rules};
 use crate::options::{DomainMode, Options};
 use crate::pool::slot::Slot;
-use crate::pool::table::Slots;
+use crate::pool::table::{SHARED, Slots};
 use crate::pool::{Home, Pool};
 
 /// What is known of room and of who holds slots, by one rank or by all.
@@ -16,6 +16,8 @@ use crate::pool::{Home, Pool};
 pub(super) struct Known {
     /// Slots that nobody holds, ascending.
     pub(super) free: Vec<SlotId>,
+    /// Slots of streams that are gone, ascending, which `reserve` would take back.
+    pub(super) gone: Vec<SlotId>,
     pub(super) outside: Outside,
     /// The rank whose budget has the least left.
     pub(super) poorest: Rank,
@@ -44,8 +46,13 @@ impl Pool {
         comm.device().collect();
         let everything = self.table.everything();
         let free = self.ballot(everything, false).free_here();
+        let gone = match self.orders_by_events {
+            true => self.table.lent_to_gone(),
+            false => Vec::new(),
+        };
         let known = Known {
             free,
+            gone,
             outside: self.outside(comm),
             poorest: comm.info().rank,
         };
@@ -158,15 +165,25 @@ impl Pool {
             claimed: known.free.binary_search(&slot.id).is_err(),
             arena: slot.arena.map(|first| first.0),
         };
+        let is_gone = |slot: &Slot| known.gone.binary_search(&slot.id).is_ok();
         let domain = |(index, slots): (usize, &Slots)| {
             let number = u32::try_from(slots.ordinal).unwrap_or(u32::MAX);
             let key = match self.options.domain {
-                _ if index == 0 => Key::Shared,
+                _ if index == SHARED => Key::Shared,
                 DomainMode::Graph => Key::Graph(number),
                 _ => Key::Stream(number),
             };
             let mut domain = Domain::new(key);
-            for one in slots.live() {
+            let own = slots.live().iter().filter(|slot| !is_gone(slot));
+            let mut live: Vec<_> = match index {
+                SHARED => {
+                    let others = self.table.iter().filter(|slot| is_gone(slot));
+                    own.chain(others).collect()
+                }
+                _ => own.collect(),
+            };
+            live.sort_unstable_by_key(|slot| slot.id);
+            for one in live {
                 domain.push(slot(one));
             }
             domain

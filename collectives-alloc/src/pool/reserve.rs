@@ -29,6 +29,7 @@ impl Pool {
         requests: &[Request],
     ) -> Result<Plan> {
         let home = self.admit(comm.info())?;
+        self.take_back_from_gone(comm, None)?;
         let (mut known, spares) = self.meet_to_reserve(comm, requests)?;
         let mut priced = self.price(home, &self.options, &known, requests, &Ok(()));
         if priced.extends {
@@ -136,6 +137,7 @@ impl Pool {
             .collect();
         let known = Known {
             free: ballot.free(&records),
+            gone: Vec::new(),
             outside: Outside {
                 spare: spares.iter().copied().flatten().min(),
                 ..outside
@@ -162,6 +164,7 @@ impl Pool {
         };
         let known = Known {
             free: Vec::new(),
+            gone: Vec::new(),
             outside: Outside::default(),
             poorest: comm.info().rank,
         };

@@ -6,6 +6,7 @@ use collectives_core::scratch::{SlotId, Trimmed};
 
 use crate::pool::Pool;
 use crate::pool::arena::Base;
+use crate::pool::places::is_of_slots;
 use crate::pool::round::{Step, Subject, first_raised};
 
 impl Pool {
@@ -107,7 +108,13 @@ impl Pool {
             Some(cause) => Err(Error::new(ErrorKind::Poisoned {
                 cause: cause.clone(),
             })),
-            None => self.trim_at(comm, Step::Close),
+            None => match self.trim_at(comm, Step::Close) {
+                // Slots lay in different domains, which they do no more.
+                Err(error) if is_of_slots(&error) && !error.poisons() => {
+                    self.trim_at(comm, Step::Close)
+                }
+                trimmed => trimmed,
+            },
         };
         self.closed = true;
         let mapped_bytes = self.table.mapped();

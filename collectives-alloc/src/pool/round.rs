@@ -8,6 +8,7 @@ use collectives_core::scratch::SlotId;
 
 use crate::bytes::ByteSize;
 use crate::pool::Pool;
+use crate::pool::places::is_of_slots;
 
 /// What a round is about; ranks that come together for different reasons are told so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +31,10 @@ pub(super) enum Step {
     Addresses,
     /// The bitmap of a rank that is out of memory.
     Pressure,
+    /// Which slots streams that are gone have left.
+    Gone,
+    /// In which domain each slot lies, after a round in which ranks had them in different ones.
+    Places,
     /// The first call, of this name, which needs nothing else of other ranks.
     Compare(&'static str),
 }
@@ -47,6 +52,8 @@ impl Step {
             Self::Outcome => "allocating a slot",
             Self::Addresses => "counting addresses",
             Self::Pressure => "giving up idle slots",
+            Self::Gone => "taking slots back from streams",
+            Self::Places => "comparing domains",
             Self::Compare(call) => call,
         }
     }
@@ -69,7 +76,8 @@ pub(super) struct Ballot {
 }
 
 impl Pool {
-    /// Exchanges one record, checks that its fields are equal, and returns all of them.
+    /// Exchanges one record, checks that its fields are equal, and returns all of them. Where slots
+    /// differ, they are [the same](Self::reconcile) after the error.
     pub(super) fn round(
         &mut self,
         comm: &mut dyn Communicator,
@@ -82,9 +90,13 @@ impl Pool {
             // Nothing of it changes after that.
             record = self.with_configuration(record);
         }
+        let slots = match step {
+            Step::Places => self.table.contents(),
+            _ => self.table.digest(),
+        };
         record = record
             .named(Field::Operation, step.name())
-            .field(Field::Slots, self.table.digest())
+            .field(Field::Slots, slots)
             .field(Field::Domain, subject.domain)
             .field(Field::Count, subject.count as u64)
             .field(Field::Bytes, subject.bytes)
@@ -100,7 +112,14 @@ impl Pool {
         // Counted on every rank alike: in a round that fails, some may have made another call.
         self.rounds += u64::from(checked.is_ok());
         self.ledger.agreed(checked.is_ok());
-        checked.inspect_err(|error| self.remember(error))
+        if let Err(error) = &checked {
+            self.remember(error);
+            // All ranks come to this verdict, in the same step.
+            if is_of_slots(error) && step != Step::Places {
+                self.reconcile(comm)?;
+            }
+        }
+        checked
     }
 
     /// Keeps the first error after which nothing may be relied on.
@@ -144,15 +163,18 @@ impl Pool {
     /// The ballot over `slots`, ascending and equal on all ranks. With `all_held` this rank lets
     /// none of them go.
     pub(super) fn ballot(&mut self, slots: Vec<SlotId>, all_held: bool) -> Ballot {
-        let mut held = vec![0; slots.len().div_ceil(64)];
-        for slot in self.table.iter_mut() {
-            if let Ok(bit) = slots.binary_search(&slot.id)
-                && (all_held || slot.is_held())
-            {
-                held[bit / 64] |= 1 << (bit % 64);
+        let mut held: Vec<_> = match all_held {
+            true => slots.clone(),
+            false => {
+                let held = self.table.iter_mut().filter_map(|slot| {
+                    let asked = slots.binary_search(&slot.id).is_ok();
+                    (asked && slot.is_held()).then_some(slot.id)
+                });
+                held.collect()
             }
-        }
-        Ballot { slots, held }
+        };
+        held.sort_unstable();
+        Ballot::new(slots, |slot| held.binary_search(&slot).is_ok())
     }
 
     /// Whether a capture that this pool knows of goes on, so that nothing may be registered,
@@ -163,6 +185,15 @@ impl Pool {
 }
 
 impl Ballot {
+    /// The ballot over `slots`, ascending and equal on all ranks, with what this rank says of each.
+    pub(super) fn new(slots: Vec<SlotId>, is_held: impl Fn(SlotId) -> bool) -> Self {
+        let mut held = vec![0; slots.len().div_ceil(64)];
+        for (bit, &slot) in slots.iter().enumerate() {
+            held[bit / 64] |= u64::from(is_held(slot)) << (bit % 64);
+        }
+        Self { slots, held }
+    }
+
     /// This rank's votes, after its other facts.
     pub(super) fn facts(&self, first: u64) -> Vec<u64> {
         let mut facts = vec![first];

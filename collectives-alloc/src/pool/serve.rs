@@ -106,8 +106,17 @@ impl Pool {
         capture: Option<CaptureId>,
     ) -> Result<(usize, usize)> {
         let ask = self.admit(comm.info())?.ask(bytes);
-        let domain = self.table.domain(stream, capture);
-        let (index, event) = match self.decide(domain, &ask)? {
+        let mut domain = self.table.domain(stream, capture);
+        let mut verdict = self.decide(domain, &ask)?;
+        if matches!(verdict, Verdict::Grow { .. })
+            && capture.is_none()
+            && !self.sealed
+            && self.take_back_from_gone(comm, Some(domain))?
+        {
+            domain = self.table.domain(stream, capture);
+            verdict = self.decide(domain, &ask)?;
+        }
+        let (index, event) = match verdict {
             Verdict::Hit(index) => (index, Event::Hit),
             Verdict::Grow { capacity, how } => {
                 let growing = Growing {

@@ -20,6 +20,8 @@ pub(super) struct Slots {
     /// Equal on all ranks: domains are numbered in the order of their first use.
     pub(super) ordinal: u64,
     key: Domain,
+    /// The stream whose domain it is.
+    stream: Option<StreamRef>,
     /// The largest request the policy answered.
     pub(super) largest: usize,
     /// Requests the policy answered while all slots were free, and the slots it chose; as long as the
@@ -83,10 +85,11 @@ const fn place(bytes: usize) -> usize {
 }
 
 impl Slots {
-    fn new(ordinal: u64, key: Domain) -> Self {
+    fn new(ordinal: u64, key: Domain, stream: Option<StreamRef>) -> Self {
         Self {
             ordinal,
             key,
+            stream,
             live: Vec::new(),
             views: Vec::new(),
             largest: 0,
@@ -137,14 +140,21 @@ impl Slots {
         &self.live
     }
 
+    /// Adds a slot, at its place by age; where that is.
     pub(super) fn push(&mut self, slot: Slot) -> usize {
-        let leased = slot.is_leased();
-        self.views_to_change().push(SlotView {
+        let index = self.live.partition_point(|other| other.id < slot.id);
+        let view = SlotView {
             capacity: slot.capacity,
-            leased,
-        });
-        self.live.push(slot);
-        self.live.len() - 1
+            leased: slot.is_leased(),
+        };
+        self.views_to_change().insert(index, view);
+        self.live.insert(index, slot);
+        index
+    }
+
+    /// Whether it is the domain of a stream that was dropped.
+    pub(super) fn is_of_gone(&self) -> bool {
+        self.stream.as_ref().is_some_and(StreamRef::is_gone)
     }
 
     fn remove(&mut self, index: usize) -> Slot {
@@ -166,7 +176,7 @@ impl Table {
     pub(super) fn new(mode: DomainMode) -> Self {
         Self {
             mode,
-            domains: vec![Slots::new(0, Domain::Shared)],
+            domains: vec![Slots::new(0, Domain::Shared, None)],
             retired: Vec::new(),
             domains_seen: 1,
             slots_seen: 0,
@@ -189,12 +199,14 @@ impl Table {
         if let Some(index) = self.domains.iter().rposition(|slots| slots.key == key) {
             return index;
         }
-        self.open(key)
+        self.open(key, stream)
     }
 
     #[cold]
-    fn open(&mut self, key: Domain) -> usize {
-        self.domains.push(Slots::new(self.domains_seen, key));
+    fn open(&mut self, key: Domain, stream: &StreamRef) -> usize {
+        let stream = matches!(key, Domain::Stream(_)).then(|| stream.clone());
+        self.domains
+            .push(Slots::new(self.domains_seen, key, stream));
         self.domains_seen += 1;
         self.domains.len() - 1
     }
@@ -264,6 +276,70 @@ impl Table {
         let slot = self.domains[SHARED].remove(index);
         self.moved = true;
         self.domains[domain].push(slot)
+    }
+
+    /// Domains of streams, but not the one at that index.
+    fn of_streams(&self, but: Option<usize>) -> impl Iterator<Item = &Slots> {
+        let domains = self.domains.iter().enumerate();
+        domains
+            .filter(move |&(index, slots)| slots.stream.is_some() && Some(index) != but)
+            .map(|(_, slots)| slots)
+    }
+
+    /// The slots that streams have, but not the domain at that index. Ascending.
+    pub(super) fn lent_to_streams(&self, but: Option<usize>) -> Vec<SlotId> {
+        sorted(self.of_streams(but).flat_map(|slots| &slots.live))
+    }
+
+    /// The slots of streams that are gone on this rank. Ascending.
+    pub(super) fn lent_to_gone(&self) -> Vec<SlotId> {
+        let gone = self.of_streams(None).filter(|slots| slots.is_of_gone());
+        sorted(gone.flat_map(|slots| &slots.live))
+    }
+
+    /// Moves slots into the shared domain, and forgets the domains that have none left then.
+    pub(super) fn share(&mut self, ids: &[SlotId]) {
+        let is_wanted = |slot: &Slot| ids.binary_search(&slot.id).is_ok();
+        let mut emptied = Vec::new();
+        for index in SHARED + 1..self.domains.len() {
+            let had = self.domains[index].live.len();
+            while let Some(at) = self.domains[index].live.iter().position(is_wanted) {
+                let slot = self.domains[index].remove(at);
+                self.domains[SHARED].push(slot);
+            }
+            if had > 0 && self.domains[index].live.is_empty() {
+                emptied.push(self.domains[index].ordinal);
+            }
+        }
+        self.domains
+            .retain(|slots| !emptied.contains(&slots.ordinal));
+    }
+
+    /// The live slots of the shared domain. Ascending.
+    pub(super) fn shared(&self) -> Vec<SlotId> {
+        self.live_in(SHARED)
+    }
+
+    /// Retires every slot but these of the shared domain, and forgets all other domains; the next one is
+    /// numbered from `seen`.
+    pub(super) fn begin_anew(&mut self, shared: &[SlotId], seen: u64) {
+        for slots in &mut self.domains {
+            let mut at = 0;
+            while let Some(slot) = slots.live.get(at) {
+                match slots.key == Domain::Shared && shared.binary_search(&slot.id).is_ok() {
+                    true => at += 1,
+                    false => self.retired.push(slots.remove(at)),
+                }
+            }
+        }
+        self.retired.sort_unstable_by_key(|slot| slot.id);
+        self.forget_empty_domains();
+        self.domains_seen = seen;
+    }
+
+    /// Domains opened so far.
+    pub(super) fn domains_seen(&self) -> u64 {
+        self.domains_seen
     }
 
     /// Retires what is live in a domain.
@@ -394,6 +470,16 @@ impl Table {
         for slot in &self.retired {
             digest = digest.word(slot.id.0).size(slot.capacity);
         }
+        digest.finish()
+    }
+
+    /// The slots, wherever they lie.
+    pub(super) fn contents(&self) -> u64 {
+        let mut all: Vec<_> = self.iter().map(|slot| (slot.id, slot.capacity)).collect();
+        all.sort_unstable();
+        let digest = all.iter().fold(Digest::new(), |digest, (id, capacity)| {
+            digest.word(id.0).size(*capacity)
+        });
         digest.finish()
     }
 

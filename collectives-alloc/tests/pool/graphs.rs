@@ -4,7 +4,7 @@ use collectives_alloc::geometric::Geometric;
 use collectives_alloc::options::{DomainMode, OnMiss};
 use collectives_core::communicator::Communicator;
 use collectives_core::device::Device;
-use collectives_core::error::{CaptureFault, ErrorKind, MissedWhen};
+use collectives_core::error::{CaptureFault, ErrorKind, Field, MissedWhen};
 use collectives_core::path::Reason;
 use collectives_core::scratch::{Request, ScratchAllocator};
 use rstest::rstest;
@@ -325,4 +325,54 @@ fn a_pool_closes_while_a_capture_goes_on_and_leaves_its_windows_alone() {
         assert_eq!(pool.close(comm).unwrap().windows, 1);
         drop(comm.mock.end(&other));
     });
+}
+
+#[test]
+fn ranks_that_captured_differently_are_told_once_and_go_on() {
+    for first_call in ["trim", "reserve", "miss", "close"] {
+        world(2, |comm| {
+            let mut pool = pool(Geometric::default(), |options| {
+                options.domain = DomainMode::Graph;
+            });
+            let _ = pool.reserve(comm, &[Request::new(MIB)]).unwrap();
+            let stream = comm.stream();
+            // On the other rank the capture could not begin.
+            if comm.rank() == 0 {
+                comm.mock.begin(&stream);
+                touch(&mut pool, comm, MIB, &stream);
+                drop(comm.mock.end(&stream));
+            }
+            if first_call == "close" {
+                assert_eq!(pool.close(comm).unwrap().windows, 0);
+                return;
+            }
+            let told = match first_call {
+                "trim" => kind(pool.trim(comm)),
+                "reserve" => kind(pool.reserve(comm, &[Request::new(5 * MIB)])),
+                _ => kind(acquire(&mut pool, comm, 5 * MIB, &stream)),
+            };
+            assert!(
+                matches!(
+                    told,
+                    ErrorKind::Mismatch {
+                        field: Field::Slots,
+                        ..
+                    }
+                ),
+                "{told:?}"
+            );
+            let _ = pool.reserve(comm, &[Request::new(MIB)]).unwrap();
+            let graph = capture(&mut pool, comm, MIB);
+            let claimed = pool.stats().slots.into_iter().filter(|slot| slot.claimed);
+            assert_eq!(claimed.count(), 1);
+            touch(&mut pool, comm, 5 * MIB, &stream);
+            drop(graph);
+            assert_eq!(pool.trim(comm).unwrap().held_bytes, 0);
+            assert_eq!(comm.symmetric().unwrap().window_count(), 0);
+            let second = capture(&mut pool, comm, MIB);
+            assert_eq!(pool.close(comm).unwrap().windows, 1);
+            drop(second);
+            balanced(&pool);
+        });
+    }
 }

@@ -6,7 +6,7 @@ use collectives_core::error::ErrorKind;
 use collectives_core::scratch::{Request, ScratchAllocator};
 use collectives_core::stats::SlotStats;
 
-use crate::mock::{Call, alone, world};
+use crate::mock::{Call, GRANULE, alone, world};
 use crate::{MIB, acquire, balanced, geometric, kind, pool, touch};
 
 // invariant 29
@@ -269,5 +269,63 @@ fn after_a_trim_that_gave_everything_back_ranks_pair_their_streams_anew() {
         let next = if comm.rank() == 0 { &first } else { &second };
         touch(&mut pool, comm, MIB, next);
         balanced(&pool);
+    });
+}
+
+#[test]
+fn slots_of_streams_that_are_gone_serve_other_streams() {
+    world(2, |comm| {
+        let mut pool = pool(Geometric::default(), |options| {
+            options.domain = DomainMode::Stream;
+            options.limit = Some(2 * GRANULE);
+        });
+        let kept = comm.stream();
+        touch(&mut pool, comm, MIB, &kept);
+        for _ in 0..4 {
+            let short_lived = comm.stream();
+            assert_eq!(touch(&mut pool, comm, MIB, &short_lived), 2);
+        }
+        let plan = pool.plan(comm, &[Request::new(MIB)]).unwrap();
+        assert_eq!((plan.registrations, plan.refused), (0, 0));
+        let _ = pool.reserve(comm, &[Request::new(MIB)]).unwrap();
+        assert_eq!(touch(&mut pool, comm, MIB, &kept), 1);
+        assert_eq!(pool.stats().registrations, 2);
+        balanced(&pool);
+    });
+}
+
+#[test]
+fn a_slot_stays_with_its_stream_until_all_ranks_have_dropped_theirs() {
+    world(2, |comm| {
+        let mut pool = pool(Geometric::default(), |options| {
+            options.domain = DomainMode::Stream;
+            options.limit = Some(GRANULE);
+        });
+        let first = comm.stream();
+        touch(&mut pool, comm, MIB, &first);
+        let second = comm.stream();
+        let still_there = (comm.rank() == 0).then_some(first);
+        let refused = kind(acquire(&mut pool, comm, MIB, &second));
+        assert!(matches!(refused, ErrorKind::Refused { .. }), "{refused:?}");
+        drop(still_there);
+        assert_eq!(touch(&mut pool, comm, MIB, &second), 1);
+        // The use on the stream that is gone is still waited for.
+        assert_eq!(pool.stats().fences, 1);
+        balanced(&pool);
+    });
+}
+
+#[test]
+fn where_the_caller_orders_uses_a_slot_stays_with_its_stream() {
+    alone(|comm| {
+        let mut pool = pool(Geometric::default(), |options| {
+            options.domain = DomainMode::Stream;
+            options.ordering = Ordering::Caller;
+        });
+        for slot in 1..4 {
+            let short_lived = comm.stream();
+            assert_eq!(touch(&mut pool, comm, MIB, &short_lived), slot);
+        }
+        assert_eq!(pool.trim(comm).unwrap().slots, 3);
     });
 }

@@ -75,6 +75,10 @@ unsafe impl StreamHandle for CudaStream {
     fn raw(&self) -> usize {
         self.raw.0.expose_provenance()
     }
+
+    fn is_owned(&self) -> bool {
+        !self.is_foreign()
+    }
 }
 
 /// The stream behind `stream`, if it is one of this backend and this device.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use collectives_alloc::config::ScratchConfig;
-use collectives_alloc::options::{DomainMode, OnMiss, Options, Seal};
+use collectives_alloc::options::{DomainMode, OnMiss, Options, Ordering, Seal};
 use collectives_core::agreement::Record;
 use collectives_core::communicator::{Communicator, Deferred};
 use collectives_core::device::Device;
@@ -43,6 +43,7 @@ pub(crate) fn options(bug: Option<Planted>, mut options: Options) -> Options {
         }
         Some(Planted::SealIgnored) => options.seal = Seal::Never,
         Some(Planted::SlotsPerStream) => options.domain = DomainMode::Stream,
+        Some(Planted::GoneStreamsKeepSlots) => options.ordering = Ordering::Caller,
         Some(Planted::DomainsShared) => options.domain = DomainMode::Shared,
         _ => {}
     }
@@ -223,6 +224,14 @@ impl ScratchAllocator for BuggedAllocator {
     fn trim(&mut self, comm: &mut dyn Communicator) -> Result<Trimmed> {
         if self.is(Planted::TrimDoesNothing) {
             return Ok(Trimmed::default());
+        }
+        if self.is(Planted::MismatchRemains) {
+            if let Some(kind) = &self.failed {
+                return Err(Error::new(kind.clone()));
+            }
+            let trimmed = self.inner.trim(comm);
+            self.failed = trimmed.as_ref().err().map(|error| error.kind().clone());
+            return trimmed;
         }
         let trimmed = self.inner.trim(comm)?;
         Ok(match self.bug {

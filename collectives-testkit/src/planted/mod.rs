@@ -217,6 +217,10 @@ planted! {
     SlotsPerStream,
     /// Allocator: streams and graphs that should have slots of their own share them.
     DomainsShared,
+    /// Allocator: slots of streams that are gone serve no other stream.
+    GoneStreamsKeepSlots,
+    /// Allocator: ranks whose slots once lay in different domains are told so for ever.
+    MismatchRemains,
     /// Allocator: `trim` gives nothing back.
     TrimDoesNothing,
     /// Allocator: `trim` does not say what is held.

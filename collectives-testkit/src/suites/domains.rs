@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use collectives_alloc::options::DomainMode;
-use collectives_core::error::ErrorKind;
+use collectives_core::error::{ErrorKind, Field};
 use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::{Request, SlotId};
 use collectives_core::stream::Stream;
@@ -48,6 +48,20 @@ pub const CASES: &[Case] = &[
     )
     .needs(&[Symmetric, Aliasing, Graphs])
     .catches(Planted::DomainsShared),
+    Case::new(
+        "I7",
+        "slots of streams that are gone serve other streams",
+        streams_go,
+    )
+    .needs(&[Symmetric])
+    .catches(Planted::GoneStreamsKeepSlots),
+    Case::new(
+        "I33",
+        "ranks that captured differently are told once and go on",
+        one_rank_captures,
+    )
+    .needs(&[Symmetric, Graphs])
+    .catches(Planted::MismatchRemains),
 ];
 
 fn handle(rig: &mut Rig<'_>, policy: &str, domain: DomainMode) -> Outcome<Handle> {
@@ -208,4 +222,62 @@ fn streams_apart(rig: &mut Rig<'_>, policy: &str) -> Outcome {
     }
     drop(graph);
     rig.finish(handle)
+}
+
+fn streams_go(rig: &mut Rig<'_>) -> Outcome {
+    let granule = rig.granule();
+    let mut comm = rig.communicator()?;
+    let mut options = rig.options();
+    options.domain = DomainMode::Stream;
+    options.limit = Some(2 * comm.info().mapped(granule));
+    let _deferred = comm.shutdown()?;
+    let mut handle = rig.collectives_with("geometric", options)?;
+    let kept = eager(rig, &mut handle, granule, 0, rig.stream())?;
+    let mut passed_on = None;
+    for round in 1..5 {
+        let short_lived = rig.device().create_stream()?;
+        let slot = eager(rig, &mut handle, granule, round, &short_lived)?;
+        ensure!(slot.is_some(), "stream {round} got no scratch");
+        let first = *passed_on.get_or_insert(slot);
+        ensure_eq!(slot, first, "the slot of a stream that came later");
+    }
+    let again = eager(rig, &mut handle, granule, 5, rig.stream())?;
+    ensure_eq!(again, kept, "the slot of the stream that stayed");
+    rig.finish(handle)
+}
+
+fn one_rank_captures(rig: &mut Rig<'_>) -> Outcome {
+    let granule = rig.granule();
+    let mut comm = rig.communicator()?;
+    let mut options = rig.options();
+    options.domain = DomainMode::Graph;
+    let mut scratch = rig.pool("geometric", options)?;
+    let _plan = scratch.reserve(&mut *comm, &[Request::new(granule)])?;
+    // On the others the capture could not begin.
+    if rig.rank() == 0 {
+        let device = rig.device();
+        let (graph, ()) = rig.capture(|capture| {
+            let stream = capture.stream();
+            let id = device.capture_state(stream)?;
+            let lease = scratch.acquire(&mut *comm, Request::new(granule), stream, id)?;
+            lease.complete()
+        })?;
+        drop(graph);
+    }
+    rig.settle();
+    let told = crate::case::refused("the first trim", scratch.trim(&mut *comm))?;
+    let of_slots = matches!(
+        told.kind(),
+        ErrorKind::Mismatch {
+            field: Field::Slots,
+            ..
+        }
+    );
+    ensure!(of_slots && !told.poisons(), "another error: {told}");
+    rig.expect_alike("the error", &format!("{:?}", told.kind()))?;
+    let trimmed = scratch.trim(&mut *comm)?;
+    ensure_eq!(trimmed.held_bytes, 0, "bytes held after the second trim");
+    let _plan = scratch.reserve(&mut *comm, &[Request::new(granule)])?;
+    rig.lease(&mut *comm, &mut *scratch, granule)?.complete()?;
+    rig.close(comm, scratch)
 }

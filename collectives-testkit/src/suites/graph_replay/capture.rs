@@ -123,7 +123,7 @@ fn around<R>(
 ) -> Outcome<R> {
     handle.set_staging(Staging::Never);
     let count = 100;
-    let mut buffer = handle.symmetric_buffer::<i32>(count)?;
+    let mut buffer = handle.symmetric_buffer::<f32>(count)?;
     let changes = |rig: &Rig<'_>| {
         (
             rig.witness().windows().len(),
@@ -140,13 +140,11 @@ fn around<R>(
     ensure_eq!(done.0, Path::ZeroCopy, "the path captured");
     ensure_eq!(changes(rig), before, "windows and allocations so far");
     let mut graph = graph.instantiate()?;
-    buffer.write(&rig.input::<i32>(count, 3), rig.stream())?;
+    buffer.write(&rig.input::<f32>(count, 3), rig.stream())?;
     graph.launch(&*rig.device(), rig.stream())?;
-    let ranks = i32::try_from(rig.ranks()).unwrap_or(1);
-    let twice: Vec<_> = crate::values::sum::<i32>(rig.ranks(), count, 3)
-        .into_iter()
-        .map(|sum| sum * ranks)
-        .collect();
+    let ranks = rig.ranks();
+    let sum = crate::values::sum::<f32>(ranks, count, 3).into_iter();
+    let twice: Vec<_> = sum.map(|sum| (0..ranks).map(|_| sum).sum()).collect();
     rig.expect_all("the capture that went on", &buffer, &twice, rig.stream())?;
     Ok(done.1)
 }
