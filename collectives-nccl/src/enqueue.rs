@@ -42,12 +42,16 @@ fn divides(call: &Collective<'_>) -> bool {
 
 /// The element type and the reduction of an operation.
 #[inline]
-fn arithmetic(op: &Collective<'_>) -> Result<Arithmetic> {
+///
+/// On one rank an average is a sum, because NCCL scales by a kernel of its own there, which has no 8-bit
+/// floats.
+fn arithmetic(op: &Collective<'_>, world_size: usize) -> Result<Arithmetic> {
     let (dtype, reduction) = match op.op {
         Op::Barrier => return Ok(Arithmetic::sum(DataType::INT32)),
         _ => (convert::data_type(op.dtype)?, op.reduction()),
     };
-    if divides(op) {
+    let alone = world_size == 1 && matches!(reduction, Some(ReduceOp::Average));
+    if alone || divides(op) {
         return Ok(Arithmetic::sum(dtype));
     }
     let op = match reduction {
@@ -80,6 +84,7 @@ impl NcclCommunicator {
             (_, Counts::Uneven(_) | Counts::Even(0)) | (Op::AllReduce(ReduceOp::Average), _) => {
                 return None;
             }
+            (Op::ReduceScatter(ReduceOp::Average), _) if self.info.world_size == 1 => return None,
             (Op::AllReduce(op) | Op::ReduceScatter(op), _) => convert::reduction(op)?,
             (Op::AllGather, _) => RedOp::SUM,
             _ => return None,
@@ -196,7 +201,11 @@ impl NcclCommunicator {
             if let [call] = calls
                 && let Some(step) = mapping::single(call, self.info.rank, &self.barrier)
             {
-                return to.step(step, arithmetic(call)?, self.selected(call, algorithm));
+                return to.step(
+                    step,
+                    arithmetic(call, self.info.world_size)?,
+                    self.selected(call, algorithm),
+                );
             }
             self.group(&to, calls, algorithm)
         })
@@ -241,7 +250,7 @@ impl NcclCommunicator {
     fn check(&self, calls: &[Collective<'_>]) -> Result<()> {
         for call in calls {
             self.check_windows(call)?;
-            arithmetic(call)?;
+            arithmetic(call, self.info.world_size)?;
             if is_refused(call, self.info.world_size) {
                 return Err(refused(call));
             }
@@ -318,7 +327,7 @@ impl NcclCommunicator {
     }
 
     fn issue(&self, to: &Call<'_>, call: &Collective<'_>, algorithm: Algorithm) -> Result<()> {
-        let arithmetic = arithmetic(call)?;
+        let arithmetic = arithmetic(call, self.info.world_size)?;
         let selection = self.selected(call, algorithm);
         mapping::steps(
             call,
