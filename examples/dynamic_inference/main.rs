@@ -49,12 +49,13 @@ fn run(options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
     for (index, config) in configs.into_iter().enumerate() {
         let progress = match options.json {
             true => Progress::hidden(),
-            false => Progress::new(config.policy_name(), trace.steps()),
+            false => Progress::new(config.policy_name(), trace.steps() * options.passes.get()),
         };
         let job = Job {
             trace: &trace,
             config: &config,
             record: options.record.as_deref(),
+            passes: options.passes,
             progress: &progress,
         };
         let serve = |joined| workload::serve(joined, &job);
@@ -100,6 +101,7 @@ fn rank(world: &World) -> CollectiveResult<Vec<u8>> {
         trace: &trace,
         config,
         record: options.record.as_deref(),
+        passes: options.passes,
         progress: &Progress::hidden(),
     };
     let serve = |joined| workload::serve(joined, &job);

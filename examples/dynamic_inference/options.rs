@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::error::Error;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -58,6 +59,11 @@ pub(crate) struct Options {
     /// run that is recorded is not rehearsed.
     #[arg(long, value_name = "FILE.csv")]
     pub(crate) record: Option<PathBuf>,
+
+    /// Serves the trace this many times, and tells the figures of the last. What library and driver make
+    /// once, however many windows there were in the rehearsal, is in those of the first.
+    #[arg(long, default_value_t = NonZero::<usize>::MIN)]
+    pub(crate) passes: NonZero<usize>,
 
     /// Prints JSON instead of a table.
     #[arg(long)]

@@ -1,6 +1,7 @@
 //! What every rank does, whatever it runs on.
 
 use std::fs::File;
+use std::num::NonZero;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -38,6 +39,8 @@ pub(crate) struct Job<'a> {
     pub(crate) config: &'a ScratchConfig,
     /// Where rank 0 writes down what scratch is asked for.
     pub(crate) record: Option<&'a std::path::Path>,
+    /// How often the trace is served.
+    pub(crate) passes: NonZero<usize>,
     pub(crate) progress: &'a Progress,
 }
 
@@ -102,12 +105,22 @@ impl Server {
     }
 
     fn serve(mut self, gauge: &dyn Gauge, job: &Job<'_>) -> Result<Outcome> {
-        let trace = job.trace;
         let tensors = gauge.ordinary_bytes();
         if job.record.is_none() {
-            self.rehearse(trace)?;
+            self.rehearse(job.trace)?;
             self.give_back(gauge, tensors)?;
         }
+        let mut outcome = self.pass(gauge, job, tensors)?;
+        for _ in 1..job.passes.get() {
+            outcome = self.pass(gauge, job, tensors)?;
+        }
+        self.close()?;
+        Ok(outcome)
+    }
+
+    /// Serves the whole trace once, and gives back what that took.
+    fn pass(&mut self, gauge: &dyn Gauge, job: &Job<'_>, tensors: usize) -> Result<Outcome> {
+        let trace = job.trace;
         let before = self.collectives.stats();
         let free = self.free_bytes(gauge)?;
         let begun = Instant::now();
@@ -138,7 +151,7 @@ impl Server {
             Some(before.saturating_sub(now) / gauge.sharers())
         };
         let info = self.collectives.communicator().info();
-        let outcome = Outcome {
+        Ok(Outcome {
             kept,
             largest_mapped: info.mapped(trace.largest_request()),
             granule: info.granule,
@@ -149,9 +162,7 @@ impl Server {
             device_lost_after_trim: lost(without),
             nanoseconds,
             kept_after: std::mem::take(&mut self.kept_after),
-        };
-        self.close()?;
-        Ok(outcome)
+        })
     }
 
     fn step_made(&mut self, progress: &Progress) {
