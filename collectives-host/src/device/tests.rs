@@ -269,7 +269,7 @@ fn an_eager_record_on_a_capturing_stream_is_no_node() {
 #[test]
 fn what_a_kernel_enqueued_before_it_panicked_is_waited_for() {
     let device = device();
-    let any: Arc<dyn Device> = device.clone();
+    let any: Arc<dyn Device> = Arc::<HostDevice>::clone(&device);
     let stream = || device.create_stream_with(StreamMode::Asynchronous).unwrap();
     let (before, one, two) = (stream(), stream(), stream());
     let values = Buffer::from_slice(&any, &[0_u8; 4], &before).unwrap();

@@ -57,9 +57,8 @@ fn watched(
 /// Fails unless an error says this, at home or of the other rank.
 fn says(error: Option<&Error>, what: &str) {
     let error = error.expect("something that hangs");
-    let cause = match error.kind() {
-        ErrorKind::Aborted { cause } | ErrorKind::PeerFailed { cause, .. } => cause,
-        _ => panic!("{error}"),
+    let (ErrorKind::Aborted { cause } | ErrorKind::PeerFailed { cause, .. }) = error.kind() else {
+        panic!("{error}");
     };
     assert!(cause.contains(what), "{error}");
 }
