@@ -12,8 +12,9 @@ use collectives_core::error::{Error, ErrorKind, Field, Refusal};
 use collectives_core::path::Reason;
 use collectives_core::rank::Rank;
 use collectives_core::scratch::{Request, ScratchAllocator};
+use rstest::rstest;
 
-use crate::mock::{MockComm, alone, world};
+use crate::mock::{GRANULE, MockComm, alone, world};
 use crate::{MIB, acquire, geometric, kind, options, pool, replace, touch};
 
 fn policies() -> Vec<(&'static str, Box<dyn Policy>)> {
@@ -302,6 +303,35 @@ fn the_limit_may_be_reached_and_not_passed() {
         );
         assert!(over, "{error}");
     });
+}
+
+#[rstest]
+#[case::granules_alone(0)]
+#[case::tables_of_windows_too(4096)]
+fn the_limit_counts_what_windows_map_and_not_what_was_asked_for(#[case] overhead: usize) {
+    let window = (GRANULE + overhead).next_multiple_of(GRANULE);
+    for (limit, windows) in [(2 * window, 2), (2 * window - 1, 1), (window - 1, 0)] {
+        alone(|comm| {
+            comm.set_overhead(overhead);
+            let stream = comm.stream();
+            let mut pool = Pool::new(Box::new(Exact::new()), options(|o| o.limit = Some(limit)));
+            let sizes: Vec<_> = (1..=3).map(|slot| GRANULE - 4000 + 1000 * slot).collect();
+            let requests: Vec<_> = sizes.iter().copied().map(Request::new).collect();
+            let plan = pool.plan(comm, &requests).unwrap();
+            assert_eq!((plan.registrations, plan.refused), (windows, 3 - windows));
+            for (index, &bytes) in sizes.iter().enumerate() {
+                if index < windows {
+                    touch(&mut pool, comm, bytes, &stream);
+                    continue;
+                }
+                let mapped = (windows + 1) * window;
+                let why = Refusal::OverLimit { mapped, limit };
+                let refused = kind(acquire(&mut pool, comm, bytes, &stream));
+                assert_eq!(refused, ErrorKind::Refused { bytes, why });
+            }
+            assert_eq!(pool.stats().mapped_bytes(), windows * window);
+        });
+    }
 }
 
 #[test]

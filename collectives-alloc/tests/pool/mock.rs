@@ -341,6 +341,11 @@ impl MockComm {
         Self::new(InProcess::world(1).remove(0))
     }
 
+    /// Has each window map so many bytes besides its granules.
+    pub(crate) fn set_overhead(&mut self, bytes: usize) {
+        self.info.overhead = bytes;
+    }
+
     fn meet(&mut self, mine: &[u8], deadline: Duration) -> Result<Vec<Vec<u8>>> {
         self.rounds += 1;
         let name = self.rounds.to_string();
