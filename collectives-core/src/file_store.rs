@@ -90,7 +90,9 @@ impl FileJoin {
             let text = format!("the rendezvous file {path} cannot be written: {error}");
             Error::new(ErrorKind::System(text)).caused_by(error)
         })?;
-        let store = host.join(self.world_size, left())?;
+        // It waits for no other rank, so that a process which was slow until here still names those that
+        // did not come.
+        let store = host.join(self.world_size, left().max(TURN))?;
         let met = store.all_gather("file/met", &[], left());
         drop(written);
         met?;
@@ -268,6 +270,17 @@ mod tests {
             "{error}"
         );
         assert!(folder.is_empty());
+    }
+
+    #[test]
+    fn a_deadline_that_passes_before_the_store_serves_names_the_others_too() {
+        let folder = Folder::new("late");
+        let join = FileJoin::new(folder.file(), Rank(0), 2).deadline(Duration::ZERO);
+        let error = join.join().unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::Timeout { absent, .. } if *absent == [Rank(1)]),
+            "{error}"
+        );
     }
 
     #[test]
