@@ -30,7 +30,11 @@ use rstest::rstest;
 
 use rig::{Captured, DEADLINE, Rig};
 
-const GRANULE: usize = 2 << 20;
+/// So small that the bytes which are moved do not make the tests slow.
+const GRANULE: usize = 64 << 10;
+const HALF: usize = GRANULE / 2;
+/// How much smaller it is than the granule of a GPU.
+const SCALE: usize = (2 << 20) / GRANULE;
 
 fn rig(comm: HostCommunicator, policy: &str) -> Rig {
     Rig::new(comm, &ScratchConfig::with_policy(policy))
@@ -40,6 +44,10 @@ fn rig(comm: HostCommunicator, policy: &str) -> Rig {
 fn capture(on: &mut Rig, bytes: usize) -> Captured {
     let _ = on.collectives.reserve(&[Request::new(bytes)]).unwrap();
     on.capture_of(bytes, &[ReduceOp::Max, ReduceOp::Max, ReduceOp::Sum])
+}
+
+fn model() -> DeviceModel {
+    DeviceModel::new().with_granule(GRANULE)
 }
 
 /// Ranks that differ in whatever ranks may differ in, on memory that finds stale uses.
@@ -53,7 +61,7 @@ fn hostile_rank(rank: Rank) -> DeviceModel {
     } else {
         AddressOrder::Shuffled(u64::from(rank.0))
     };
-    DeviceModel::new()
+    model()
         .with_address_order(order)
         .with_guard(4096)
         .with_poison(0xdb)
@@ -75,8 +83,8 @@ fn old_graphs_replay_exactly_after_any_growth_on_any_stream(
         .run(|comm| {
             let mut on = rig(comm, name);
             let other = on.device.create_stream().unwrap();
-            let mut graphs: Vec<_> = [4096, 64 << 10].map(|bytes| capture(&mut on, bytes)).into();
-            for (round, bytes) in [1 << 20, 3 << 20, 5 << 20, 9 << 20].into_iter().enumerate() {
+            let mut graphs: Vec<_> = [128, 2 << 10].map(|bytes| capture(&mut on, bytes)).into();
+            for (round, bytes) in [HALF, 3 * HALF, 5 * HALF, 9 * HALF].into_iter().enumerate() {
                 on.eager(bytes, 0);
                 for graph in &mut graphs {
                     on.replay(graph, 2 * round, &on.stream);
@@ -103,13 +111,10 @@ fn bytes_come_back_at_the_first_collective_point_after_the_last_rank_let_its_gra
         .deadline(DEADLINE)
         .run(|comm| {
             let mut on = rig(comm, "replace");
-            let mut first = Some(capture(&mut on, 1 << 20));
-            let mut second = Some(capture(&mut on, 3 << 20));
-            on.eager(9 << 20, 0);
-            assert_eq!(
-                on.host.mapped_bytes(),
-                GRANULE + 2 * GRANULE + 10 * (1 << 20)
-            );
+            let mut first = Some(capture(&mut on, HALF));
+            let mut second = Some(capture(&mut on, 3 * HALF));
+            on.eager(9 * HALF, 0);
+            assert_eq!(on.host.mapped_bytes(), GRANULE + 2 * GRANULE + 10 * HALF);
             assert_eq!(on.host.mapped_bytes(), on.mapped());
             // Ranks let their graphs go in another order.
             let (early, late) = if on.rank.is_multiple_of(2) {
@@ -119,7 +124,7 @@ fn bytes_come_back_at_the_first_collective_point_after_the_last_rank_let_its_gra
             };
             *early = None;
             on.host.wait_for_destructors();
-            on.eager(11 << 20, 0);
+            on.eager(11 * HALF, 0);
             let mapped = on.mapped();
             assert_eq!(mapped, 3 * GRANULE + 10 * GRANULE, "some rank holds either");
             *late = None;
@@ -127,7 +132,7 @@ fn bytes_come_back_at_the_first_collective_point_after_the_last_rank_let_its_gra
             let trimmed = on.collectives.trim().unwrap();
             assert_eq!((trimmed.slots, trimmed.held_bytes), (3, 0));
             assert_eq!(on.host.mapped_bytes(), 0);
-            on.eager(1 << 20, 0);
+            on.eager(HALF, 0);
         });
 }
 
@@ -142,13 +147,12 @@ fn the_seed_trace_comes_to_its_table(
     #[case] expected: (usize, usize, u64),
     #[values(Inline, Asynchronous)] mode: StreamMode,
 ) {
-    let model = move |_| DeviceModel::new().with_stream_mode(mode);
     let figures = HostWorld::new(4)
-        .model(model)
+        .model(move |_| model().with_stream_mode(mode))
         .deadline(DEADLINE)
         .run(|comm| {
             let mut on = rig(comm, name);
-            let padded = |tokens: usize| tokens.next_multiple_of(64) * 10_240;
+            let padded = |tokens: usize| tokens.next_multiple_of(64) * 10_240 / SCALE;
             let mut graphs: Vec<_> = [1, 8, 64, 128, 256]
                 .map(|batch| capture(&mut on, padded(batch)))
                 .into();
@@ -164,8 +168,8 @@ fn the_seed_trace_comes_to_its_table(
             let stats = on.collectives.stats();
             assert_eq!(stats.mapped_bytes(), on.host.mapped_bytes());
             (
-                stats.capacity_bytes(),
-                stats.mapped_bytes(),
+                stats.capacity_bytes() * SCALE,
+                stats.mapped_bytes() * SCALE,
                 stats.registrations,
             )
         });
@@ -179,7 +183,7 @@ fn a_device_out_of_memory_on_any_rank_fails_alike_everywhere_and_smaller_works(
     #[values(Inline, Asynchronous)] mode: StreamMode,
 ) {
     let model = move |rank: Rank| {
-        let model = DeviceModel::new().with_stream_mode(mode);
+        let model = model().with_stream_mode(mode);
         match rank.0 == poor {
             true => model.with_budget(9 * GRANULE),
             false => model,
@@ -211,7 +215,7 @@ fn what_one_rank_is_refused_once_fails_alike_everywhere_and_then_works(
     #[values(Inline, Asynchronous)] mode: StreamMode,
 ) {
     let model = move |rank: Rank| {
-        let model = DeviceModel::new().with_stream_mode(mode);
+        let model = model().with_stream_mode(mode);
         match rank.0 == poor {
             true => model.with_refusal(call, 1),
             false => model,
@@ -274,7 +278,7 @@ fn a_recorded_and_checked_run_replays_to_its_totals(
         on.all_reduce(&mut tensor, ReduceOp::Sum, capture.stream())
             .unwrap();
         let mut graph = capture.end().unwrap().instantiate().unwrap();
-        for count in [1 << 20, 3000, 1 << 21, 5000] {
+        for count in [1 << 15, 3000, 1 << 16, 5000] {
             let mut large = Buffer::from_slice(&device, &vec![1_i32; count], &other).unwrap();
             on.all_reduce(&mut large, ReduceOp::Sum, &other).unwrap();
             assert!(large.read(&other).unwrap().iter().all(|&value| value == 2));
@@ -316,8 +320,8 @@ fn everything_may_be_dropped_in_any_order(
         .deadline(DEADLINE)
         .run(|comm| {
             let mut on = rig(comm, "replace");
-            let graph = capture(&mut on, 1 << 20);
-            on.eager(3 << 20, 0);
+            let graph = capture(&mut on, HALF);
+            on.eager(3 * HALF, 0);
             let Rig {
                 collectives,
                 host,
@@ -344,11 +348,11 @@ fn scratch_never_lies_in_a_window_of_the_user(#[values(Inline, Asynchronous)] mo
         .deadline(DEADLINE)
         .run(|comm| {
             let mut on = rig(comm, "geometric");
-            let mut tensor = on.collectives.symmetric_buffer::<i32>(1 << 18).unwrap();
-            let ours = on.input(1 << 18, 0);
+            let mut tensor = on.collectives.symmetric_buffer::<i32>(HALF / 4).unwrap();
+            let ours = on.input(HALF / 4, 0);
             tensor.write(&ours, &on.stream).unwrap();
             let window = tensor.window().unwrap().window;
-            for bytes in [1 << 20, 3 << 20] {
+            for bytes in [HALF, 3 * HALF] {
                 on.eager(bytes, 0);
             }
             assert_eq!(tensor.read(&on.stream).unwrap(), ours);
@@ -368,8 +372,8 @@ fn a_result_survives_later_uses_and_replays_of_the_slot_it_was_staged_through(
         .deadline(DEADLINE)
         .run(|comm| {
             let mut on = rig(comm, "geometric");
-            let mut graph = capture(&mut on, 1 << 20);
-            let count = 1 << 18;
+            let mut graph = capture(&mut on, HALF);
+            let count = HALF / 4;
             let mut result =
                 Buffer::from_slice(&on.device, &on.input(count, 5), &on.stream).unwrap();
             let report = on
@@ -382,7 +386,7 @@ fn a_result_survives_later_uses_and_replays_of_the_slot_it_was_staged_through(
                 "the slot that the graph owns"
             );
             on.replay(&mut graph, 3, &on.stream);
-            on.eager(1 << 20, 0);
+            on.eager(HALF, 0);
             assert_eq!(
                 result.read(&on.stream).unwrap(),
                 on.expected(count, 5, &[ReduceOp::Sum])

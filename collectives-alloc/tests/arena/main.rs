@@ -20,7 +20,7 @@ use collectives_core::stats::SlotStats;
 
 use rig::{Captured, DEADLINE, Rig};
 
-const GRANULE: usize = 64 << 10;
+const GRANULE: usize = 16 << 10;
 
 impl Rig {
     fn try_reduce(&mut self, bytes: usize) -> Result<OpReport> {
