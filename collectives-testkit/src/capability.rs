@@ -21,6 +21,9 @@ pub enum Capability {
     ChildGraphs,
     /// A call that differs between ranks is the same typed error on all of them.
     ComparesCalls,
+    /// A rank that waits for others in an operation or in a round sees in which call they are, so that ranks
+    /// whose calls are out of order are told at once.
+    SeesPeers,
     /// Averages, and sums of what is multiplied by a scalar first.
     Averages,
     /// Sums and products of 32 and 64-bit floats are folds in the order of ranks, bit for bit.
@@ -41,7 +44,7 @@ pub enum Capability {
 
 impl Capability {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Platform,
         Self::Symmetric,
         Self::Aliasing,
@@ -49,6 +52,7 @@ impl Capability {
         Self::GraphUpdate,
         Self::ChildGraphs,
         Self::ComparesCalls,
+        Self::SeesPeers,
         Self::Averages,
         Self::RankOrder,
         Self::RoundsOnce,
@@ -69,6 +73,7 @@ impl Capability {
             Self::GraphUpdate => "graph-update",
             Self::ChildGraphs => "child-graphs",
             Self::ComparesCalls => "compares-calls",
+            Self::SeesPeers => "sees-peers",
             Self::Averages => "averages",
             Self::RankOrder => "rank-order",
             Self::RoundsOnce => "rounds-once",

@@ -99,7 +99,7 @@ fn the_bound_of_a_pool_is_that_of_its_policy_for_the_largest_request() {
         );
         touch(&mut pool, comm, 3 * MIB, &stream);
         touch(&mut pool, comm, MIB, &stream);
-        let expected = Geometric::default().bound(3 * MIB, crate::mock::GRANULE);
+        let expected = Geometric::default().bound(3 * MIB, GRANULE);
         assert!(expected.is_some());
         assert_eq!(pool.stats().promised_bound, expected);
     });

@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::order;
 use crate::path::{Kernel, OpReport, Path, Reason, Sides};
+use crate::rank::CaptureId;
 use crate::scratch::{Lease, Request, ScratchAllocator};
 use crate::stream::{Stream, StreamRef};
 use crate::submission::{Submission, check_stream};
@@ -36,12 +37,16 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
             call = self.looked_up(&call);
         }
         let call = &call;
-        let (on, route) = match self.decide(call, owners, stream) {
+        let calls = slice::from_ref(call);
+        let (capture, route) = match self.decide(call, owners, stream) {
             Ok(decided) => decided,
-            Err(error) => {
-                let name = call.kind().name();
-                return Err(self.refuse(slice::from_ref(call), name, error));
-            }
+            Err(error) => return Err(self.refuse(calls, call.kind().name(), error)),
+        };
+        // The call as it is; staging makes another one of it.
+        let on = Submission {
+            calls,
+            kernel: self.kernel,
+            ..Submission::on(stream, capture)
         };
         let done = match route {
             Route::AsIs(way) => self.run_as_is(call, way, owners, &on),
@@ -60,22 +65,17 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
     /// Checks a call and chooses its way: all that can be wrong with it on this rank is found here, before
     /// another rank hears of it.
     #[inline(always)]
-    fn decide<'s>(
+    fn decide(
         &self,
         call: &Collective<'_>,
         owners: &[&Memory],
-        stream: &'s StreamRef,
-    ) -> Result<(Submission<'s>, Route)> {
+        stream: &StreamRef,
+    ) -> Result<(Option<CaptureId>, Route)> {
         check_stream(stream, self.device_id)?;
         call.check_inline(self.rank, self.world_size)?;
         order::check_device(self.device_id, owners)?;
         let capture = self.device.capture_state(stream)?;
-        let route = self.route(call, capture.is_some())?;
-        let on = Submission {
-            kernel: self.kernel,
-            ..Submission::on(stream, capture)
-        };
-        Ok((on, route))
+        Ok((capture, self.route(call, capture.is_some())?))
     }
 
     /// The error of calls that are refused before any other rank hears of them, once layers of the
@@ -115,8 +115,7 @@ impl<C: Communicator, A: ScratchAllocator> Collectives<C, A> {
         owners: &mut [&Memory],
         on: &Submission<'_>,
     ) -> Result<OpReport> {
-        let calls = slice::from_ref(call);
-        self.submit(&Submission { calls, ..*on }, None, owners)?;
+        self.submit(on, None, owners)?;
         Ok(OpReport::unstaged(call, way))
     }
 

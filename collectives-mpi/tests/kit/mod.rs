@@ -42,6 +42,9 @@ impl Harness for Mpi {
             Capability::ComparesCalls if !self.checked => {
                 Support::no("calls are compared where `Checked` is around the communicator")
             }
+            Capability::SeesPeers => {
+                Support::no("MPI tells nothing of the operation that a peer is in")
+            }
             Capability::Abort if !self.checked => Support::no(
                 "MPI cannot take an operation back: the watchdog ends the job, unless calls are \
                  compared first",

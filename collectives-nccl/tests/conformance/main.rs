@@ -70,6 +70,7 @@ impl Harness for Nccl {
             Capability::ComparesCalls if !self.checked => {
                 Support::no("NCCL does not compare calls; `Checked` around it does")
             }
+            Capability::SeesPeers => Support::no("operations of NCCL do not meet on the host"),
             Capability::RankOrder => Support::no("NCCL adds in the order of its rings and trees"),
             Capability::RoundsOnce => Support::no(
                 "NCCL rounds narrow floats at every step, and what is too large saturates",

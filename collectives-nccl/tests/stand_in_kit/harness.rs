@@ -47,6 +47,7 @@ impl Harness for StandIn {
             Capability::ComparesCalls if !self.checked => {
                 Support::no("NCCL does not compare calls; `Checked` around it does")
             }
+            Capability::SeesPeers => Support::no("operations of NCCL do not meet on the host"),
             Capability::RoundsOnce => Support::no(
                 "the stand-in rounds narrow floats at every step and saturates, as NCCL does",
             ),

@@ -24,6 +24,7 @@ impl Harness for Toy {
     fn supports(&self, capability: Capability) -> Support {
         match capability {
             Capability::ComparesCalls
+            | Capability::SeesPeers
             | Capability::Abort
             | Capability::RankOrder
             | Capability::RoundsOnce => Support::Yes,

@@ -21,6 +21,7 @@ impl Harness for Processes {
     fn supports(&self, capability: Capability) -> Support {
         match capability {
             Capability::ComparesCalls
+            | Capability::SeesPeers
             | Capability::Abort
             | Capability::RankOrder
             | Capability::RoundsOnce => Support::Yes,

@@ -15,7 +15,7 @@ use collectives_core::reduce::ReduceOp;
 use collectives_core::scratch::Request;
 
 use super::field_of;
-use crate::capability::Capability::{Abort, ComparesCalls, Symmetric};
+use crate::capability::Capability::{Abort, SeesPeers, Symmetric};
 use crate::case::{Case, Outcome, refused};
 use crate::planted::Planted;
 use crate::rig::Rig;
@@ -34,28 +34,28 @@ pub(super) const CASES: &[Case] = &[
         "a rank that left an operation out is found at its next call",
         operation_left_out,
     )
-    .needs(&[ComparesCalls])
+    .needs(&[SeesPeers])
     .catches(Planted::MissedCallForgotten),
     Case::new(
         "I39",
         "an operation and a reserve that wait for each other are told at once",
         crossed,
     )
-    .needs(&[ComparesCalls, Symmetric])
+    .needs(&[SeesPeers, Symmetric])
     .catches(Planted::CrossedCallsWait),
     Case::new(
         "I39",
         "one operation too many is told at once when the others close",
         one_too_many,
     )
-    .needs(&[ComparesCalls])
+    .needs(&[SeesPeers])
     .catches(Planted::CrossedCallsWait),
     Case::new(
         "I39",
         "a rank that closes early fails those who wait for it in a round",
         closes_early,
     )
-    .needs(&[ComparesCalls])
+    .needs(&[SeesPeers])
     .catches(Planted::ShutdownForgotten),
     Case::new("I45", "a rank that panics is said to have panicked", panics)
         .needs(&[Abort])
